@@ -1,0 +1,1 @@
+"""The master: a log, a state folded from it, an allocator and a dispatcher. The only writer."""

@@ -1,0 +1,1 @@
+"""The runner: takes assignments from the master and runs one child process for each shard."""
