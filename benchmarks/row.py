@@ -25,7 +25,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """value / floor, or None where there is no floor."""
+        """The value over the floor, or None where there is no floor."""
         return None if self.floor is None else self.value / self.floor
 
     @property
