@@ -1,0 +1,69 @@
+"""The command `ullage`: what an operator types, one file for each noun."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+import grpc
+import typer
+from typer.exceptions import TyperException
+
+from services.cli import failure
+from services.cli.failure import CommandError, ExitCode
+from services.cli.output import JSON_FLAG
+
+app = typer.Typer(
+    name="ullage",
+    help="Run one language model over the memory that all your machines can really give.",
+    epilog=failure.EXIT_CODES_TEXT,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback()
+def ullage() -> None:
+    pass
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(importlib.metadata.version("ullage"))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line (without the program's name) and return its exit code."""
+    try:
+        code = app(list(arguments), prog_name="ullage", standalone_mode=False)
+    except CommandError as error:
+        return _failed(error, arguments)
+    except grpc.RpcError as error:
+        return _failed(failure.from_rpc_error(error), arguments)
+    except TyperException as error:
+        return _failed(_usage(error), arguments) if error.format_message() else ExitCode.USAGE
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _usage(error: TyperException) -> CommandError:
+    context = getattr(error, "ctx", None)
+    command = "ullage" if context is None else context.command_path
+    return CommandError(f"{error.format_message().rstrip('.')}: see `{command} --help`", ExitCode.USAGE)
+
+
+def _failed(error: CommandError, arguments: Sequence[str]) -> int:
+    failure.report(error, as_json=JSON_FLAG in arguments)
+    return error.exit_code
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
