@@ -1,0 +1,74 @@
+"""Which tensors a model of each admitted architecture is made of.
+
+A type stands in the table when shards of it were seen to give the tokens of the unsharded model. To admit one:
+say here which modules a layer has, and add it to the runner's self-test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from services.model_folder.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module with weights, its name within its part, e.g. "mlp.up_proj"."""
+
+    name: str
+    weight_shape: tuple[int, ...]
+    """Once dequantised: (out, in), or (size,) of a norm."""
+    bias: bool = False
+
+
+def _llama(config: Config) -> tuple[Module, ...]:
+    return _decoder_layer(config, input_bias=config.attention_bias, output_bias=config.attention_bias)
+
+
+def _qwen2(config: Config) -> tuple[Module, ...]:
+    return _decoder_layer(config, input_bias=True, output_bias=False)
+
+
+def _qwen3(config: Config) -> tuple[Module, ...]:
+    norms = tuple(Module(f"self_attn.{name}", (config.head_dim,)) for name in ("q_norm", "k_norm"))
+    return (*_decoder_layer(config, input_bias=False, output_bias=False), *norms)
+
+
+def _decoder_layer(config: Config, *, input_bias: bool, output_bias: bool) -> tuple[Module, ...]:
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    queries, keys = config.attention_heads * config.head_dim, config.kv_heads * config.head_dim
+    return (
+        Module("input_layernorm", (hidden,)),
+        Module("self_attn.q_proj", (queries, hidden), bias=input_bias),
+        Module("self_attn.k_proj", (keys, hidden), bias=input_bias),
+        Module("self_attn.v_proj", (keys, hidden), bias=input_bias),
+        Module("self_attn.o_proj", (hidden, queries), bias=output_bias),
+        Module("post_attention_layernorm", (hidden,)),
+        Module("mlp.gate_proj", (ffn, hidden), bias=config.mlp_bias),
+        Module("mlp.up_proj", (ffn, hidden), bias=config.mlp_bias),
+        Module("mlp.down_proj", (hidden, ffn), bias=config.mlp_bias),
+    )
+
+
+LAYER_MODULES: Final[Mapping[str, Callable[[Config], tuple[Module, ...]]]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}
+ADMITTED_MODEL_TYPES: Final = frozenset(LAYER_MODULES)
+"""Architectures a runner can split, as config.json's model_type; any other is refused by name."""
+
+
+def embedding_module(config: Config) -> Module:
+    """The token embedding."""
+    return Module("model.embed_tokens", (config.vocabulary_size, config.hidden_size))
+
+
+def head_modules(config: Config) -> tuple[Module, ...]:
+    """The final norm, and the output head where it is not the embedding again."""
+    norm = Module("model.norm", (config.hidden_size,))
+    head = Module("lm_head", (config.vocabulary_size, config.hidden_size))
+    return (norm,) if config.tied_embedding else (norm, head)

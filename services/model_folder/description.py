@@ -1,0 +1,213 @@
+"""What a model weighs, summed from the headers of its files: no tensor is read, and nothing is averaged."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from services.model_folder import architectures
+from services.model_folder.architectures import Module
+from services.model_folder.config import Config, read_config
+from services.model_folder.errors import ModelFolderError
+from services.model_folder.safetensors import Tensor, read_header
+from ullage.v1 import model_pb2
+
+INDEX_FILE: Final = "model.safetensors.index.json"
+KV_ALLOCATION_STEP_TOKENS: Final = 256
+"""Tokens by which MLX's cache grows."""
+
+_QUANTIZED_BITS: Final = frozenset({2, 3, 4, 5, 6, 8})
+_SCALE_DTYPES: Final = frozenset({"F16", "BF16", "F32"})
+_FLOAT_NAMES: Final[Mapping[str, str]] = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+_UNUSED: Final = re.compile(r"\.rotary_emb\.inv_freq$")
+"""Tensors of older files that the runtime computes by itself."""
+
+
+def weigh(folder: Path, *, model_id: str, source: str, digest: str) -> model_pb2.Model:
+    """The model in `folder`. Raises ModelFolderError unless every tensor it needs is there, whole and of its shape."""
+    config = read_config(folder, architectures.ADMITTED_MODEL_TYPES)
+    tensors = read_tensors(folder)
+    scale = _Scale(config, tensors)
+    modules = architectures.LAYER_MODULES[config.model_type](config)
+    layers = [
+        model_pb2.Layer(
+            weight=scale.weigh(_in_layer(index, modules)),
+            kv_elements_per_token=2 * config.kv_heads * config.head_dim,
+            kv_window_tokens=window_tokens,
+        )
+        for index, window_tokens in enumerate(config.kv_windows_tokens)
+    ]
+    embedding = scale.weigh([architectures.embedding_module(config)])
+    head = scale.weigh(architectures.head_modules(config))
+    scale.check_nothing_left()
+    return model_pb2.Model(
+        model_id=model_id,
+        model_type=config.model_type,
+        layers=layers,
+        embedding=embedding,
+        head=head,
+        tied_embedding=config.tied_embedding,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        vocabulary_size=config.vocabulary_size,
+        attention_heads=config.attention_heads,
+        kv_heads=config.kv_heads,
+        kv_allocation_step_tokens=KV_ALLOCATION_STEP_TOKENS,
+        context_tokens_max=config.context_tokens_max,
+        quantization=scale.in_words(),
+        source=source,
+        digest=digest,
+    )
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the folder by name. Raises ModelFolderError where a file is missing or not whole."""
+    # The runtime reads these and no others.
+    paths = sorted(folder.glob("model*.safetensors"))
+    _check_index(folder, {path.name for path in paths})
+    if not paths:
+        raise ModelFolderError(f"{folder.name or folder} has no model*.safetensors: copy the weights into it")
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        for name, tensor in read_header(path).items():
+            if name in tensors:
+                raise ModelFolderError(
+                    f"tensor {name} is in both {tensors[name].file_name} and {path.name}: "
+                    "remove the files that are not the model's"
+                )
+            tensors[name] = tensor
+    return tensors
+
+
+def _check_index(folder: Path, file_names: set[str]) -> None:
+    path = folder / INDEX_FILE
+    if not path.exists():
+        return
+    try:
+        weight_map = json.loads(path.read_bytes())["weight_map"]
+        listed = set(weight_map.values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ModelFolderError(f"{INDEX_FILE} cannot be understood: copy it again") from error
+    if missing := sorted(str(name) for name in listed - file_names):
+        raise ModelFolderError(f"{INDEX_FILE} lists {', '.join(missing)}, not in the folder: copy what is missing")
+
+
+def _in_layer(index: int, modules: Iterable[Module]) -> list[Module]:
+    return [Module(f"model.layers.{index}.{m.name}", m.weight_shape, bias=m.bias) for m in modules]
+
+
+class _Scale:
+    """Weighs modules, and remembers what it weighed: in the end every tensor has been, once."""
+
+    def __init__(self, config: Config, tensors: Mapping[str, Tensor]) -> None:
+        self._config = config
+        self._tensors = tensors
+        self._seen: set[str] = set()
+        self._packings: Counter[tuple[int, int]] = Counter()
+        self._dtypes: Counter[str] = Counter()
+
+    def weigh(self, modules: Iterable[Module]) -> model_pb2.Weight:
+        """The modules' bytes as stored and their numbers once dequantised, together."""
+        stored_bytes = parameters = 0
+        for module in modules:
+            tensors = self._weight(module)
+            parameters += math.prod(module.weight_shape)
+            if module.bias:
+                tensors.append(self._shaped(f"{module.name}.bias", module.weight_shape[:1]))
+                parameters += module.weight_shape[0]
+            stored_bytes += sum(tensor.stored_bytes for tensor in tensors)
+        return model_pb2.Weight(stored_bytes=stored_bytes, parameters=parameters)
+
+    def check_nothing_left(self) -> None:
+        """Raises ModelFolderError for a tensor that is no part of the model: the runtime would refuse it."""
+        ignored = {"lm_head.weight", "lm_head.scales", "lm_head.biases"} if self._config.tied_embedding else set()
+        left = sorted(name for name in self._tensors.keys() - self._seen - ignored if not _UNUSED.search(name))
+        if left:
+            others = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+            raise ModelFolderError(
+                f"tensor {left[0]}{others} in {self._tensors[left[0]].file_name} is no part of a "
+                f"{self._config.model_type} model of {self._config.layers} layers: config.json and weights do not match"
+            )
+
+    def in_words(self) -> str:
+        """How the weights are stored, e.g. "4-bit, groups of 32; 1 part 8-bit, groups of 32"."""
+        if not self._packings:
+            return _FLOAT_NAMES[max(self._dtypes, key=lambda dtype: self._dtypes[dtype])]
+        (usual, _), *others = self._packings.most_common()
+        words = [_packing_words(usual)]
+        words += [f"{count} {'part' if count == 1 else 'parts'} {_packing_words(packing)}" for packing, count in others]
+        return "; ".join(words)
+
+    def _weight(self, module: Module) -> list[Tensor]:
+        if f"{module.name}.scales" in self._tensors:
+            return self._quantized(module)
+        weight = self._shaped(f"{module.name}.weight", module.weight_shape)
+        if len(module.weight_shape) > 1:
+            self._dtypes[weight.dtype] += 1
+        return [weight]
+
+    def _quantized(self, module: Module) -> list[Tensor]:
+        """The packed weight with its scales and biases; bits and group size follow from the shapes, as in MLX."""
+        weight, scales, biases = (self._taken(f"{module.name}.{part}") for part in ("weight", "scales", "biases"))
+        rows, columns = module.weight_shape if len(module.weight_shape) == 2 else (0, 0)
+        bits = _ratio(weight.shape[-1:], columns, per=32)
+        groups = scales.shape[-1] if scales.shape else 0
+        group_size = _ratio((columns,), groups, per=1)
+        understood = (
+            self._config.quantized
+            and weight.dtype == "U32"
+            and scales.dtype == biases.dtype
+            and scales.dtype in _SCALE_DTYPES
+            and bits in _QUANTIZED_BITS
+            and group_size is not None
+            and weight.shape[:-1] == scales.shape[:-1] == (rows,)
+            and scales.shape == biases.shape
+        )
+        if not understood or bits is None or group_size is None:
+            raise ModelFolderError(
+                f"the quantisation of {module.name} in {weight.file_name} is not understood: "
+                f"{weight.dtype} {list(weight.shape)} with scales {scales.dtype} {list(scales.shape)} for a weight of "
+                f"{list(module.weight_shape)}; take an MLX conversion (affine) with its own config.json"
+            )
+        self._packings[bits, group_size] += 1
+        return [weight, scales, biases]
+
+    def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._taken(name)
+        if tensor.dtype not in _FLOAT_NAMES:
+            raise ModelFolderError(
+                f"the quantisation of tensor {name} in {tensor.file_name} ({tensor.dtype}) is not understood: "
+                "take an MLX conversion of the model (affine, 2 to 8 bits), or one that is not quantised"
+            )
+        if tensor.shape != shape:
+            raise ModelFolderError(
+                f"tensor {name} in {tensor.file_name} is {list(tensor.shape)} where config.json makes it "
+                f"{list(shape)}: config.json and weights are of two models"
+            )
+        return tensor
+
+    def _taken(self, name: str) -> Tensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelFolderError(
+                f"tensor {name} is in none of the folder's files: copy the model again, all of its *.safetensors"
+            )
+        self._seen.add(name)
+        return tensor
+
+
+def _ratio(numerator: tuple[int, ...], denominator: int, *, per: int) -> int | None:
+    """The numerator * per / denominator where that is a whole number."""
+    if not numerator or denominator <= 0 or numerator[0] * per % denominator:
+        return None
+    return numerator[0] * per // denominator
+
+
+def _packing_words(packing: tuple[int, int]) -> str:
+    bits, group_size = packing
+    return f"{bits}-bit, groups of {group_size}"
