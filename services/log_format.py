@@ -7,8 +7,11 @@ over exactly those bytes. Nothing is ever re-serialised: what was stored is what
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import zlib
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -25,6 +28,9 @@ KIND_NAMES: Final[dict[int, str]] = {
 }
 KIND_NUMBERS: Final[dict[str, int]] = {name: number for number, name in KIND_NAMES.items()}
 
+_COLUMNS: Final = struct.Struct("<6q")
+"""What of a row is hashed before its payload: seq, recorded_at_ns, kind, source (its number), source_seq, crc."""
+
 UNKNOWN_KIND: Final = 0
 """The kind of a fact this release does not know; the row keeps its bytes."""
 
@@ -38,7 +44,7 @@ class CorruptEventError(Exception):
 
 
 class Row(NamedTuple):
-    """One row of `events`, in the order of its columns."""
+    """One row of `events`, in the order of its columns, with the source's name in place of its number."""
 
     sequence: int
     recorded_at_ns: int
@@ -49,24 +55,41 @@ class Row(NamedTuple):
     payload: bytes
 
 
-def row(sequence: int, recorded_at_ns: int, source: str, source_sequence: int, fact: event_pb2.Fact) -> Row:
-    """The row that stores `fact`."""
-    payload = fact.SerializeToString()
+StoredRow: TypeAlias = tuple[int, int, int, int, int, int, bytes]
+"""The same as it is in the table: with the source's number in place of its name."""
+
+
+def kind(fact: event_pb2.Fact) -> int:
+    """The kind column for `fact`: its field number, or UNKNOWN_KIND."""
     name = fact.WhichOneof("fact")
-    kind = UNKNOWN_KIND if name is None else KIND_NUMBERS[name]
-    return Row(sequence, recorded_at_ns, kind, source, source_sequence, zlib.crc32(payload), payload)
+    return UNKNOWN_KIND if name is None else KIND_NUMBERS[name]
 
 
-def event(stored: Row) -> event_pb2.RecordedEvent:
-    """The event a row stores. Raises CorruptEventError when its bytes are not those that were stored."""
-    if zlib.crc32(stored.payload) != stored.crc:
-        raise CorruptEventError(stored.sequence, "its bytes do not match its checksum")
-    recorded = event_pb2.RecordedEvent(
-        sequence=stored.sequence, source=stored.source, source_sequence=stored.source_sequence
-    )
-    recorded.recorded_at.FromNanoseconds(stored.recorded_at_ns)
+def fact(sequence: int, crc: int, payload: bytes) -> event_pb2.Fact:
+    """The fact a row stores. Raises CorruptEventError when its bytes are not those that were stored."""
+    if zlib.crc32(payload) != crc:
+        raise CorruptEventError(sequence, "its bytes do not match its checksum")
     try:
-        recorded.fact.ParseFromString(stored.payload)
+        return event_pb2.Fact.FromString(payload)
     except DecodeError as error:
-        raise CorruptEventError(stored.sequence, f"its bytes are no fact: {error}") from error
-    return recorded
+        raise CorruptEventError(sequence, f"its bytes are no fact: {error}") from error
+
+
+def recorded(
+    sequence: int, recorded_at_ns: int, source: str, source_sequence: int, stored: event_pb2.Fact
+) -> event_pb2.RecordedEvent:
+    """A fact in its place in the log."""
+    event_ = event_pb2.RecordedEvent(sequence=sequence, source=source, source_sequence=source_sequence, fact=stored)
+    event_.recorded_at.FromNanoseconds(recorded_at_ns)
+    return event_
+
+
+def event(row: Row) -> event_pb2.RecordedEvent:
+    """The event a row stores. Raises CorruptEventError when its bytes are not those that were stored."""
+    stored = fact(row.sequence, row.crc, row.payload)
+    return recorded(row.sequence, row.recorded_at_ns, row.source, row.source_sequence, stored)
+
+
+def chain_hash(before: bytes, rows: Sequence[StoredRow]) -> bytes:
+    """The hash of a commit: over the commit before it, and every column and byte of its own rows."""
+    return hashlib.sha256(before + b"".join([_COLUMNS.pack(*row[:6]) + row[6] for row in rows])).digest()

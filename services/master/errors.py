@@ -13,6 +13,7 @@ MasterError
 ├── OutOfRange           a place in the log that is not there
 ├── Refused              a placement, with its proof
 ├── LogFull              the disk takes no more facts; what was acknowledged is safe
+├── SubscriberTooSlow    a reader fell behind what is kept for it
 └── Unavailable          the master is starting or stopping
 """
 
@@ -85,6 +86,14 @@ class Refused(MasterError):
 
 class LogFull(MasterError):
     """The disk takes no more facts; what was acknowledged is safe."""
+
+
+class SubscriberTooSlow(MasterError):
+    def __init__(self, last_sequence: int) -> None:
+        super().__init__(
+            f"the reader fell too far behind and was cut off; follow again from sequence {last_sequence + 1}"
+        )
+        self.last_sequence = last_sequence
 
 
 class Unavailable(MasterError):

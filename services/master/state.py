@@ -130,11 +130,17 @@ class State:
     unapplied_events: int = 0
 
 
-def apply(state: State, event: event_pb2.RecordedEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - an arm for each fact
+def apply(state: State, event: event_pb2.RecordedEvent) -> None:
     """Make `state` what it is after `event`, which is the one that follows it."""
-    state.sequence = event.sequence
-    state.recorded_at_ns = event.recorded_at.ToNanoseconds()
-    fact = event.fact
+    apply_fact(state, event.sequence, event.recorded_at.ToNanoseconds(), event.fact)
+
+
+def apply_fact(  # noqa: C901, PLR0912 - an arm for each fact
+    state: State, sequence: int, recorded_at_ns: int, fact: event_pb2.Fact
+) -> None:
+    """`apply`, for whoever has an event in its parts: a replay need not build what it would take apart again."""
+    state.sequence = sequence
+    state.recorded_at_ns = recorded_at_ns
     match fact.WhichOneof("fact"):
         case "memory_sampled":
             _memory_sampled(state, fact.memory_sampled)
@@ -157,7 +163,7 @@ def apply(state: State, event: event_pb2.RecordedEvent) -> None:  # noqa: C901, 
         case "model_removed":
             state.models.pop(fact.model_removed.model_id, None)
         case "instance_placed":
-            _instance_placed(state, event.sequence, fact.instance_placed)
+            _instance_placed(state, sequence, fact.instance_placed)
         case "instance_released":
             _instance_released(state, fact.instance_released)
         case (

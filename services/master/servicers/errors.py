@@ -20,6 +20,7 @@ _CODES: Final[dict[type[errors.MasterError], StatusCode]] = {
     errors.NotNow: StatusCode.FAILED_PRECONDITION,
     errors.OutOfRange: StatusCode.OUT_OF_RANGE,
     errors.LogFull: StatusCode.RESOURCE_EXHAUSTED,
+    errors.SubscriberTooSlow: StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: StatusCode.UNAVAILABLE,
 }
 

@@ -1,0 +1,260 @@
+"""The one writer: what is appended is stored, then applied, then told to whoever waits, in that order.
+
+Rules this module lives by:
+- Nothing is applied, acknowledged or published before the log has it on disk.
+- The state changes on the event loop only, one commit after the other in the order of the log, without an
+  await in between: whoever reads it between two awaits of his own sees one moment of it.
+- Every subscriber's backlog is bounded; one that falls behind is cut off and told so.
+- Liveness is this process's own, by its monotonic clock; it is written to the log as facts, never read back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from services import log_format
+from services.clock import Clock
+from services.master import errors
+from services.master.event_log import Append, Commit, EventLog, NumberedFact, ReadOnlyLog
+from services.master.liveness import Bounds, fallen, liveness
+from services.master.replay import fold
+from services.master.state import State, apply_fact
+from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
+
+MASTER_SOURCE: Final = "master"
+
+SUBSCRIPTION_EVENTS_MAX: Final = 65_536
+"""Events kept for one subscriber: some seconds of a busy cluster, some ten MiB."""
+
+WATCH_PERIOD_SECONDS: Final = 0.25
+"""How often silences are looked for: well below the shortest bound that makes sense."""
+
+log = structlog.get_logger()
+
+
+class Subscription:
+    """What happens from its beginning on: iterate for lists of events, each already applied.
+
+    Raises SubscriberTooSlow when its backlog overflowed, and Unavailable when the master stops.
+    """
+
+    def __init__(self, kinds: frozenset[str] | None, sequence: int) -> None:
+        self._kinds = kinds
+        self._batches: deque[list[event_pb2.RecordedEvent]] = deque()
+        self._events_queued = 0
+        self._arrived = asyncio.Event()
+        self._end: errors.MasterError | None = None
+        self._last_sequence = sequence
+
+    def wants(self, kind: int) -> bool:
+        """An event of this kind is to be put here."""
+        return self._end is None and (self._kinds is None or log_format.KIND_NAMES.get(kind) in self._kinds)
+
+    def put(self, events: list[event_pb2.RecordedEvent]) -> None:
+        """Queue `events`, or cut the subscription off when they are more than it may keep."""
+        if self._events_queued + len(events) > SUBSCRIPTION_EVENTS_MAX:
+            self.end(errors.SubscriberTooSlow(self._last_sequence))
+            self._batches.clear()
+            return
+        self._batches.append(events)
+        self._events_queued += len(events)
+        self._arrived.set()
+
+    def end(self, error: errors.MasterError) -> None:
+        """Let the reader have what is queued, then `error`."""
+        self._end = self._end or error
+        self._arrived.set()
+
+    @property
+    def empty(self) -> bool:
+        """Everything that has happened was read."""
+        return not self._batches
+
+    async def arrived(self, timeout_seconds: float) -> bool:
+        """Wait until there is something to read, or the end, for at most so long; False when there is not."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._arrived.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> list[event_pb2.RecordedEvent]:
+        while not self._batches:
+            if self._end is not None:
+                raise self._end
+            self._arrived.clear()
+            await self._arrived.wait()
+        events = self._batches.popleft()
+        self._events_queued -= len(events)
+        self._last_sequence = events[-1].sequence
+        if not self._batches and self._end is None:
+            self._arrived.clear()
+        return events
+
+
+class Cluster:
+    """The state, and the only way to change it."""
+
+    def __init__(
+        self, open_log: Callable[[Callable[[Commit], object]], EventLog | ReadOnlyLog], clock: Clock, bounds: Bounds
+    ) -> None:
+        """`open_log` is given what takes the commits; use `opened` or `read_only`."""
+        loop = asyncio.get_running_loop()
+        self.state = State()
+        self.log = open_log(lambda commit: loop.call_soon_threadsafe(self._committed, commit))
+        self.head_sequence = 0
+        """Where the log ended when the replay began."""
+        self.placing = asyncio.Lock()
+        self.stopping = asyncio.Event()
+        """Set when streams shall end."""
+        self.failed: asyncio.Future[Exception] = loop.create_future()
+        """Done when the log can no longer be written: the process must end, since nothing can be promised."""
+        self._clock = clock
+        self._bounds = bounds
+        self._heard: dict[str, float] = {}
+        self._seen: dict[str, state_pb2.Liveness.ValueType] = {}
+        self._acknowledged = self.log.sources()
+        self._subscriptions: set[Subscription] = set()
+
+    async def replay(self) -> None:
+        """Make the state what the log says, letting the event loop live meanwhile. Before anything else."""
+        self.head_sequence = self.log.head()
+        for _ in fold(self.log, self.state, self.head_sequence):
+            await asyncio.sleep(0)
+
+    async def append(self, *facts: event_pb2.Fact) -> int:
+        """Store the master's own facts; returns the last one's sequence once they are durable and applied.
+
+        Raises LogFull when the disk takes no more, Unavailable when the master stops.
+        """
+        stored = await self.submit(MASTER_SOURCE, [(0, fact) for fact in facts])
+        return stored.last_sequence
+
+    async def record(self, source: str, observations: Sequence[telemetry_service_pb2.Observation]) -> int:
+        """Store what `source` said, skipping what it said before.
+
+        Returns the source_sequence up to which everything is durable and applied. Raises as `append` does.
+        """
+        stored = await self.submit(source, [(said.source_sequence, said.fact) for said in observations])
+        return stored.acknowledged
+
+    def submit(self, source: str, facts: Sequence[NumberedFact]) -> asyncio.Future[Append]:
+        """Queue facts for the log at once, keeping the order of the calls; done when durable and applied."""
+        done: asyncio.Future[Append] = asyncio.get_running_loop().create_future()
+        self.log.append(Append(source, facts, done))
+        return done
+
+    def acknowledged(self, source: str) -> int:
+        """The source_sequence up to which all that `source` said is durable; 0 for a new one."""
+        return self._acknowledged.get(source, 0)
+
+    def hear(self, node_id: str) -> None:
+        """Note that the node spoke now."""
+        self._heard[node_id] = self._clock.monotonic()
+
+    def liveness(self, node_id: str) -> state_pb2.Liveness.ValueType:
+        """Whether the node is heard."""
+        return liveness(self._heard.get(node_id), self._clock.monotonic(), self._bounds)
+
+    def silent_node_ids(self) -> frozenset[str]:
+        """The nodes in the state that are not live."""
+        return frozenset(id_ for id_ in self.state.nodes if self.liveness(id_) != state_pb2.LIVENESS_LIVE)
+
+    @asynccontextmanager
+    async def subscribe(self, kinds: Collection[str] | None = None) -> AsyncIterator[Subscription]:
+        """A subscription to what happens from now on; with `kinds` (names of Fact's fields) to these only."""
+        subscription = Subscription(None if kinds is None else frozenset(kinds), self.state.sequence)
+        if self.stopping.is_set():
+            subscription.end(errors.Unavailable("the master is stopping"))
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def stop_streams(self) -> None:
+        """Have every stream end: gRPC does not tell them that the server stops."""
+        self.stopping.set()
+        for subscription in self._subscriptions:
+            subscription.end(errors.Unavailable("the master is stopping"))
+
+    async def watch_silences(self) -> None:
+        """Record each node that falls silent, once at each bound, until cancelled."""
+        while True:
+            await self._clock.sleep(WATCH_PERIOD_SECONDS)
+            await self.note_silences()
+
+    async def note_silences(self) -> None:
+        """Record the nodes that became suspected or lost since the last look."""
+        now = {node_id: self.liveness(node_id) for node_id in self.state.nodes}
+        facts = [_silence(node_id, what) for node_id, what in fallen(self._seen, now)]
+        self._seen = now
+        if not facts:
+            return
+        try:
+            await self.append(*facts)
+        except errors.MasterError as error:
+            log.warning("silences not recorded", facts=len(facts), error=str(error))
+
+    def _committed(self, commit: Commit) -> None:
+        """Take what the log has stored, or could not; on the event loop, in the order of the log."""
+        if commit.error is not None:
+            self._uncommitted(commit, commit.error)
+            return
+        for stored in commit.stored:
+            apply_fact(self.state, stored.sequence, stored.recorded_at_ns, stored.fact)
+        for append in commit.appends:
+            self._acknowledged[append.source] = append.acknowledged
+        self._publish(commit)
+        for append in commit.appends:
+            if not append.done.done():  # Its waiter may have gone; what it said is stored all the same.
+                append.done.set_result(append)
+
+    def _uncommitted(self, commit: Commit, error: Exception) -> None:
+        for append in commit.appends:
+            if not append.done.done():
+                append.done.set_exception(error)
+        if commit.fatal and not self.failed.done():
+            self.failed.set_result(error)
+
+    def _publish(self, commit: Commit) -> None:
+        events: dict[int, event_pb2.RecordedEvent] = {}
+        for subscription in self._subscriptions:
+            wanted = [stored for stored in commit.stored if subscription.wants(stored.kind)]
+            for stored in wanted:
+                if stored.sequence not in events:
+                    events[stored.sequence] = stored.event()
+            if wanted:
+                subscription.put([events[stored.sequence] for stored in wanted])
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: Clock, bounds: Bounds | None = None) -> AsyncIterator[Cluster]:
+    """The cluster whose log is at `path`, replayed; closed at the end.
+
+    Raises LogLockedError when another master writes the log, LogFileError when this release cannot use it.
+    """
+    cluster = Cluster(lambda deliver: EventLog(path, clock, deliver), clock, bounds or Bounds())
+    try:
+        await cluster.replay()
+        yield cluster
+    finally:
+        cluster.stop_streams()
+        await asyncio.to_thread(cluster.log.close)
+
+
+def _silence(node_id: str, what: state_pb2.Liveness.ValueType) -> event_pb2.Fact:
+    if what == state_pb2.LIVENESS_LOST:
+        return event_pb2.Fact(node_lost=event_pb2.NodeLost(node_id=node_id))
+    return event_pb2.Fact(node_suspected=event_pb2.NodeSuspected(node_id=node_id))

@@ -1,0 +1,367 @@
+"""The log: append, read. One thread writes; what waits for it goes to disk in one transaction.
+
+Rules this module lives by:
+- A fact is delivered only after the transaction that holds it is on disk (WAL, synchronous=FULL).
+- The writer counts the sequence, so there are no gaps; it alone checkpoints, on its own connection.
+- A source's facts are stored once: what is at or below its last stored source_seq is skipped, in the same
+  transaction that stores the rest.
+- Nobody waits for ever: a commit that fails fails everybody in it. A full disk is tried again with the next
+  append; any other failure of the writer is final.
+- Readers read a page and let go: an open read transaction keeps the WAL from being emptied.
+"""
+
+from __future__ import annotations
+
+import queue
+import sqlite3
+import threading
+import zlib
+from asyncio import Future
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
+
+from services import log_format
+from services.clock import Clock
+from services.master import errors, log_file
+from services.master.log_lock import LogLock
+from ullage.v1 import event_pb2
+
+NumberedFact: TypeAlias = tuple[int, event_pb2.Fact]
+"""A fact with its source_sequence; 0 from the master itself, whose facts are not counted."""
+
+COMMIT_FACTS_MAX: Final = 4096
+"""Facts in one transaction: beyond this, larger ones are no cheaper."""
+
+QUEUE_FACTS_MAX: Final = 262_144
+"""Facts that may wait for the disk: a second of the most it takes."""
+
+_UPSERT_SOURCE: Final = (
+    "INSERT INTO sources (id, name, last_seq) VALUES (?, ?, ?) "
+    "ON CONFLICT (id) DO UPDATE SET last_seq = excluded.last_seq"
+)
+_ROWS_PER_STATEMENT_MAX: Final = 128
+"""Keeps a statement's variables below 999, the limit of every SQLite there is."""
+
+_INSERTS: Final = {
+    count: f"INSERT INTO events (seq, recorded_at_ns, kind, source, source_seq, crc, payload) VALUES {marks}"  # noqa: S608 - marks only
+    for count, marks in ((1 << power, ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * (1 << power))) for power in range(8))
+}
+"""The statement that inserts so many rows: powers of two, since a handful of prepared statements then serve every length."""
+
+_INSERT_HASH: Final = "INSERT INTO chain (seq, hash) VALUES (?, ?)"
+_SELECT: Final = (
+    "SELECT e.seq, e.recorded_at_ns, e.kind, s.name, e.source_seq, e.crc, e.payload "
+    "FROM events e JOIN sources s ON s.id = e.source WHERE e.seq BETWEEN ? AND ?"
+)
+
+
+@dataclass(slots=True)
+class Append:
+    """What somebody wants stored, and what became of it."""
+
+    source: str
+    facts: Sequence[NumberedFact]
+    done: Future[Append]
+    """For whoever waits; the log itself never touches it."""
+    last_sequence: int = 0
+    """The log's last sequence once this is stored."""
+    acknowledged: int = 0
+    """The source_sequence up to which everything of this source is stored."""
+
+
+class Stored(NamedTuple):
+    """A fact that is on disk."""
+
+    sequence: int
+    recorded_at_ns: int
+    kind: int
+    source: str
+    source_sequence: int
+    fact: event_pb2.Fact
+
+    def event(self) -> event_pb2.RecordedEvent:
+        """The same, as it is sent to readers."""
+        return log_format.recorded(self.sequence, self.recorded_at_ns, self.source, self.source_sequence, self.fact)
+
+
+@dataclass(slots=True)
+class Commit:
+    """One transaction: what was asked for, and what of it is new on disk, or why nothing is."""
+
+    appends: list[Append]
+    stored: list[Stored] = field(default_factory=list)
+    error: Exception | None = None
+    fatal: bool = False
+    """The writer has ended: nothing can be stored any more."""
+
+
+class _Source(NamedTuple):
+    number: int
+    name: str
+    last_sequence: int
+
+
+class LogReader:
+    """Reads a log's rows by ranges. Safe from any thread; each call is one short transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def head(self) -> int:
+        """The last sequence, 0 in an empty log."""
+        with self._engine.connect() as connection:
+            return _head(connection)
+
+    def read(
+        self, first: int, last: int, *, kinds: Collection[int] = (), descending: bool = False
+    ) -> list[log_format.Row]:
+        """The rows numbered `first` to `last`, both included, of these kinds or of all."""
+        statement = _SELECT
+        if kinds:
+            statement += f" AND e.kind IN ({', '.join(str(int(kind)) for kind in sorted(kinds))})"
+        statement += f" ORDER BY e.seq {'DESC' if descending else 'ASC'}"
+        with self._engine.connect() as connection:
+            return [log_format.Row(*row) for row in connection.exec_driver_sql(statement, (first, last))]
+
+    def read_facts(self, first: int, last: int) -> Sequence[tuple[int, int, int, bytes]]:
+        """seq, recorded_at_ns, crc and payload of the rows numbered `first` to `last`: all that a replay needs."""
+        with self._engine.connect() as connection:
+            cursor = connection.exec_driver_sql(
+                "SELECT seq, recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq",
+                (first, last),
+            )
+            return cursor.fetchall()
+
+    def first_since(self, recorded_at_ns: int) -> int | None:
+        """The first sequence recorded at that time or later, None when there is none yet."""
+        with self._engine.connect() as connection:
+            sequence: int | None = connection.exec_driver_sql(
+                "SELECT seq FROM events WHERE recorded_at_ns >= ? ORDER BY seq LIMIT 1", (recorded_at_ns,)
+            ).scalar()
+            return sequence
+
+    def sources(self) -> dict[str, int]:
+        """The last stored source_sequence of every source."""
+        with self._engine.connect() as connection:
+            return dict(connection.exec_driver_sql("SELECT name, last_seq FROM sources").tuples().all())
+
+
+class ReadOnlyLog(LogReader):
+    """A log nobody shall write to: neither its file nor its folder."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the log at `path`. Raises LogFileError when it is none."""
+        with ExitStack() as opened:
+            engine = opened.enter_context(log_file.read_only_engine(path))
+            log_file.check_readable(path, engine)
+            self._opened = opened.pop_all()
+        super().__init__(engine)
+
+    def append(self, append: Append) -> None:
+        """Raises NotNow, always."""
+        raise errors.NotNow("this master only reads a log: ask the one that runs the cluster")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._opened.close()
+
+
+class EventLog(LogReader):
+    """The log this process alone writes, from `__init__` until `close`."""
+
+    def __init__(self, path: Path, clock: Clock, deliver: Callable[[Commit], object]) -> None:
+        """Open the log at `path`, new where there is none. `deliver` is called in the writer's thread, in order.
+
+        Raises LogLockedError when another process writes it, LogFileError when this release cannot.
+        """
+        with ExitStack() as opened:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            opened.callback(LogLock(path).release)
+            log_file.prepare(path)
+            writing, reading = log_file.writing_engine(path), log_file.reading_engine(path)
+            # The last connection to close empties the WAL into the file: the writer's.
+            opened.callback(writing.dispose)
+            connection = opened.enter_context(writing.connect())
+            opened.callback(reading.dispose)
+            super().__init__(reading)
+            self._writer = _Writer(connection, clock, deliver)
+            self._opened = opened.pop_all()
+
+    def append(self, append: Append) -> None:
+        """Have facts stored, and `append` delivered in a Commit, whatever becomes of it.
+
+        Raises Unavailable when too much waits already, or the log is closed.
+        """
+        self._writer.put(append)
+
+    def close(self) -> None:
+        """Store what waits, and let go of the file."""
+        self._writer.stop()
+        self._opened.close()
+
+
+class _Writer:
+    """The thread that owns the writing connection, the sequence and the hash chain."""
+
+    def __init__(self, connection: Connection, clock: Clock, deliver: Callable[[Commit], object]) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._deliver = deliver
+        self._queue: queue.SimpleQueue[Append | None] = queue.SimpleQueue()
+        self._facts_queued = 0
+        self._lock = threading.Lock()
+        self._ended = False
+        with connection.begin():
+            self._sequence = _head(connection)
+            self._hash = _last_hash(connection)
+            rows = connection.exec_driver_sql("SELECT id, name, last_seq FROM sources")
+            self._sources = {row[1]: _Source(*row) for row in rows}
+        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, append: Append) -> None:
+        with self._lock:
+            if self._ended:
+                raise errors.Unavailable("the log is closed: the master is stopping")
+            if self._facts_queued + len(append.facts) > QUEUE_FACTS_MAX:
+                raise errors.Unavailable("more facts wait for the disk than it can take: try again later")
+            self._facts_queued += len(append.facts)
+            self._queue.put(append)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._ended = True
+            self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        while (appends := self._take()) is not None:
+            if failure is None:
+                commit = self._attempt(appends)
+                failure = commit.error if commit.fatal else None
+            else:
+                commit = Commit(appends, error=failure, fatal=True)
+            self._deliver(commit)
+
+    def _take(self) -> list[Append] | None:
+        """What is queued, up to a full transaction; None at the end."""
+        first = self._queue.get()
+        if first is None:
+            return None
+        appends = [first]
+        facts = len(first.facts)
+        while facts < COMMIT_FACTS_MAX:
+            try:
+                following = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if following is None:
+                self._queue.put(None)  # Seen again, once this is stored.
+                break
+            appends.append(following)
+            facts += len(following.facts)
+        with self._lock:
+            self._facts_queued -= facts
+        return appends
+
+    def _attempt(self, appends: list[Append]) -> Commit:
+        try:
+            return self._commit(appends)
+        except OperationalError as error:
+            if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                full = errors.LogFull("the disk with the log is full: make room and try again; nothing stored is lost")
+                return Commit(appends, error=full)
+            return Commit(appends, error=error, fatal=True)
+        except Exception as error:  # Whoever waits must be told, whatever it is.
+            return Commit(appends, error=error, fatal=True)
+
+    def _commit(self, appends: list[Append]) -> Commit:
+        draft = _Draft(self._sequence, self._clock.now_ns(), self._sources)
+        for append in appends:
+            draft.add(append)
+        if draft.rows:
+            digest = log_format.chain_hash(self._hash, draft.rows)
+            with self._connection.begin():
+                for source in draft.sources.values():
+                    self._connection.exec_driver_sql(_UPSERT_SOURCE, source)
+                _insert(self._connection, draft.rows)
+                self._connection.exec_driver_sql(_INSERT_HASH, (draft.sequence, digest))
+            self._sequence, self._hash = draft.sequence, digest
+            self._sources.update(draft.sources)
+        return Commit(appends, draft.stored)
+
+
+class _Draft:
+    """A transaction before it is on disk: until it is, the log still ends where it did."""
+
+    def __init__(self, sequence: int, recorded_at_ns: int, sources: Mapping[str, _Source]) -> None:
+        self.sequence = sequence
+        self.sources: dict[str, _Source] = {}
+        """Those that are new, or said something new."""
+        self.rows: list[log_format.StoredRow] = []
+        self.stored: list[Stored] = []
+        self._recorded_at_ns = recorded_at_ns
+        self._sources_before = sources
+
+    def add(self, append: Append) -> None:
+        """Number what `append` brings that is new, and note in it how far its source is stored then."""
+        number, _, last = self._source(append.source)
+        at, source, sequence = self._recorded_at_ns, append.source, self.sequence
+        for source_sequence, fact in append.facts:
+            if source_sequence:
+                if source_sequence <= last:
+                    continue
+                last = source_sequence
+            sequence += 1
+            kind, payload = log_format.kind(fact), fact.SerializeToString()
+            self.rows.append((sequence, at, kind, number, source_sequence, zlib.crc32(payload), payload))
+            self.stored.append(Stored(sequence, at, kind, source, source_sequence, fact))
+        if sequence > self.sequence:
+            self.sources[source] = _Source(number, source, last)
+        self.sequence = append.last_sequence = sequence
+        append.acknowledged = last
+
+    def _source(self, name: str) -> _Source:
+        known = self.sources.get(name) or self._sources_before.get(name)
+        if known is not None:
+            return known
+        new = sum(source.name not in self._sources_before for source in self.sources.values())
+        return _Source(len(self._sources_before) + new + 1, name, 0)
+
+
+def _insert(connection: Connection, rows: Sequence[log_format.StoredRow]) -> None:
+    """Insert many rows with few statements.
+
+    sqlite3 lets go of the interpreter's lock at each row of an executemany, and waits for it behind the event
+    loop again: with a busy loop that is a hundred times slower than handing SQLite the rows together.
+    """
+    start = 0
+    while start < len(rows):
+        count = min(_ROWS_PER_STATEMENT_MAX, 1 << ((len(rows) - start).bit_length() - 1))
+        together = rows[start : start + count]
+        connection.exec_driver_sql(_INSERTS[count], tuple(chain.from_iterable(together)))
+        start += count
+
+
+def _head(connection: Connection) -> int:
+    sequence: int = connection.exec_driver_sql("SELECT coalesce(max(seq), 0) FROM events").scalar_one()
+    return sequence
+
+
+def _last_hash(connection: Connection) -> bytes:
+    """The end of the chain. Raises CorruptEventError when the last commit is not the one that was hashed."""
+    last_two = connection.exec_driver_sql("SELECT seq, hash FROM chain ORDER BY seq DESC LIMIT 2").fetchall()
+    last, before = (*last_two, (0, b""), (0, b""))[:2]
+    rows = connection.exec_driver_sql("SELECT * FROM events WHERE seq > ? ORDER BY seq", (before[0],)).fetchall()
+    if rows and log_format.chain_hash(before[1], rows) != last[1]:
+        raise log_format.CorruptEventError(rows[-1][0], "the last commit does not match its hash")
+    digest: bytes = last[1]
+    return digest

@@ -1,0 +1,167 @@
+"""The log as a file: what it is, whether this release may use it, and connections to it.
+
+A file is looked at before anything is written: one that is no log, or is a newer release's, is left as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DatabaseError
+
+from services import log_format
+
+MIGRATIONS: Final = Path(__file__).resolve().parents[2] / "migrations"
+
+WAL_CHECKPOINT_PAGES: Final = 8000
+"""SQLite checkpoints inside a commit: at its default of 1000 pages that is most of the slow ones."""
+
+
+class LogFileError(Exception):
+    """A file cannot be used as the log; the message says why and what to do. It was not changed."""
+
+
+def prepare(path: Path) -> None:
+    """Make `path` a log this release can write: new where there is none, migrated where it is older.
+
+    Raises LogFileError, leaving the file as it was, when it is no log or a newer release's.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _opened(path, "mode=rwc") as connection:
+        new = _refuse_foreign(path, connection)
+    engine = writing_engine(path, journal_mode="DELETE" if new else "WAL")
+    try:
+        with engine.begin() as connection:
+            _migrate(path, connection)
+    finally:
+        engine.dispose()
+
+
+def check_readable(path: Path, engine: Engine) -> None:
+    """Raise LogFileError when `engine`'s file is no log, or one this release cannot read."""
+    with engine.connect() as connection:
+        if _refuse_foreign(path, connection):
+            raise LogFileError(f"{path} holds no events: if it is a copy, copy {path.name}-wal with it")
+
+
+def writing_engine(path: Path, journal_mode: str = "WAL") -> Engine:
+    """An engine for the one connection that writes: each transaction is durable when it has committed."""
+    engine = create_engine(f"sqlite:///{path}", connect_args={"isolation_level": None})
+    pragmas = (
+        f"journal_mode={journal_mode}",
+        "synchronous=FULL",
+        f"wal_autocheckpoint={WAL_CHECKPOINT_PAGES}",
+        "busy_timeout=5000",
+    )
+    _on_connect(engine, pragmas)
+    # A deferred transaction that turns into a writing one fails at once, without waiting for a lock.
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    return engine
+
+
+def reading_engine(path: Path) -> Engine:
+    """An engine for readers beside the writer; they never checkpoint, which only one connection may do safely."""
+    engine = create_engine(f"sqlite:///{path}", connect_args={"isolation_level": None})
+    _on_connect(engine, ("query_only=ON", "wal_autocheckpoint=0", "busy_timeout=5000"))
+    return engine
+
+
+@contextmanager
+def read_only_engine(path: Path) -> Iterator[Engine]:
+    """An engine for a log nobody shall write to, not even its folder. Raises LogFileError where there is none."""
+    if not path.is_file():
+        raise LogFileError(f"there is no log at {path}")
+    wal = path.with_name(path.name + "-wal")
+    if not wal.exists() or wal.stat().st_size == 0:
+        with _disposed(_uri_engine(path, "mode=ro&immutable=1")) as engine:
+            yield engine
+        return
+    # SQLite needs a writable folder to read a log that has a -wal: it gets one of its own.
+    with tempfile.TemporaryDirectory(prefix="ullage-log-") as folder:
+        copy = Path(folder) / path.name
+        shutil.copyfile(path, copy)
+        shutil.copyfile(wal, copy.with_name(wal.name))
+        with _disposed(_uri_engine(copy, "mode=rw")) as engine:
+            yield engine
+
+
+def _uri_engine(path: Path, parameters: str) -> Engine:
+    uri = f"{path.resolve().as_uri()}?{parameters}"
+    engine = create_engine(
+        "sqlite://",
+        creator=lambda: sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False),
+        poolclass=None,
+    )
+    _on_connect(engine, ("query_only=ON",))
+    return engine
+
+
+@contextmanager
+def _disposed(engine: Engine) -> Iterator[Engine]:
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _opened(path: Path, parameters: str) -> Iterator[Connection]:
+    with _disposed(_uri_engine(path, parameters)) as engine, engine.connect() as connection:
+        yield connection
+
+
+def _on_connect(engine: Engine, pragmas: tuple[str, ...]) -> None:
+    @event.listens_for(engine, "connect")
+    def set_pragmas(connection: Any, _record: object) -> None:
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+
+def _refuse_foreign(path: Path, connection: Connection) -> bool:
+    """Whether the file is empty. Raises LogFileError when it is neither that nor a log this release knows."""
+    try:
+        application_id = connection.exec_driver_sql("PRAGMA application_id").scalar_one()
+        version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        tables = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one()
+    except DatabaseError as error:
+        raise LogFileError(f"{path} is not a log: {error.orig}") from error
+    if application_id == 0 and tables == 0:
+        return True
+    if application_id != log_format.APPLICATION_ID:
+        raise LogFileError(f"{path} is a SQLite file of another program, not a log: name another one with --log")
+    if version > log_format.FORMAT_VERSION:
+        raise LogFileError(
+            f"{path} was written by a newer release (format {version}, this one knows {log_format.FORMAT_VERSION}): "
+            "install that release, or name another log with --log"
+        )
+    return False
+
+
+def _migrate(path: Path, connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    script = ScriptDirectory.from_config(config)
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current == script.get_current_head():
+        return
+    known = {revision.revision for revision in script.walk_revisions()}
+    if current is not None and current not in known:
+        raise LogFileError(
+            f"{path} was written by a newer release (schema {current}, which this one does not know): "
+            "install that release, or name another log with --log"
+        )
+    command.upgrade(config, "head")
+    connection.exec_driver_sql(f"PRAGMA application_id = {log_format.APPLICATION_ID}")
+    connection.exec_driver_sql(f"PRAGMA user_version = {log_format.FORMAT_VERSION}")
