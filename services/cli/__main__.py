@@ -10,7 +10,7 @@ import grpc
 import typer
 from typer.exceptions import TyperException
 
-from services.cli import failure
+from services.cli import events, failure, generate, node, place, release, service, state, status, up
 from services.cli.failure import CommandError, ExitCode
 from services.cli.output import JSON_FLAG
 
@@ -25,15 +25,23 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def ullage() -> None:
-    pass
-
-
 @app.command()
 def version() -> None:
     """Print the version."""
     print(importlib.metadata.version("ullage"))
+
+
+app.command()(up.up)
+app.command(**service.PASS_THROUGH)(service.master)
+app.command(**service.PASS_THROUGH)(service.probe)
+app.command(**service.PASS_THROUGH)(service.runner)
+app.command()(node.node)
+app.command()(status.status)
+app.command()(place.place)
+app.command()(release.release)
+app.command()(generate.generate)
+app.command()(events.events)
+app.command()(state.state)
 
 
 def run(arguments: Sequence[str]) -> int:
