@@ -53,7 +53,7 @@ _INSERTS: Final = {
     count: f"INSERT INTO events (seq, recorded_at_ns, kind, source, source_seq, crc, payload) VALUES {marks}"  # noqa: S608 - marks only
     for count, marks in ((1 << power, ", ".join(["(?, ?, ?, ?, ?, ?, ?)"] * (1 << power))) for power in range(8))
 }
-"""The statement that inserts so many rows: powers of two, since a handful of prepared statements then serve every length."""
+"""The statement that inserts so many rows; for powers of two, so that a handful of them serve every length."""
 
 _INSERT_HASH: Final = "INSERT INTO chain (seq, hash) VALUES (?, ?)"
 _SELECT: Final = (
