@@ -1,0 +1,153 @@
+"""The runner as a whole: its server, its shards and its session, started and ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from services import model_folder, rpc
+from services.clock import Clock
+from services.runner import identity, links, models, servicer
+from services.runner.description import WEIGHT_FORMS, describe
+from services.runner.outbox import Outbox
+from services.runner.relay import SERVICE
+from services.runner.session import Session
+from services.runner.settings import Settings
+from services.runner.shards import Shards
+from services.runner.supervisor import Bounds, Workshop
+from ullage.v1 import dispatch_service_pb2, event_pb2, node_pb2
+
+MODELS_PERIOD_SECONDS: Final = 1.0
+"""How often the models on disk are looked at: a model that was just added can be placed at once."""
+
+STOP_BOUNDS: Final = Bounds(terminate_seconds=2.0)
+"""Whoever stops the runner waits for it, and kills it if that takes long."""
+
+FAREWELL_SECONDS: Final = 1.0
+"""For the last facts to reach the master."""
+
+SOCKET_PATH_MAX: Final = 100
+"""Shorter than the shortest limit of any system (104 bytes)."""
+
+log = structlog.get_logger()
+
+
+class Runner:
+    """One boot of a node's runner."""
+
+    def __init__(
+        self, settings: Settings, profile: node_pb2.RunnerProfile, command: Sequence[str], folder: Path, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.profile = profile
+        self.outbox = Outbox()
+        weights = next(name for name, form in WEIGHT_FORMS.items() if form == profile.weight_form)
+        shop = Workshop(
+            node_id=profile.node_id,
+            command=command,
+            weights=weights,
+            folder=folder,
+            models_dir=settings.models_dir,
+            verify_model=model_folder.verify,
+            clock=clock,
+            tell=self.outbox.add,
+            bounds=STOP_BOUNDS,
+        )
+        self.shards = Shards(shop, settings.threads)
+        self._channel = rpc.channel(settings.master)
+        self._session = Session(
+            self._channel, lambda: self.profile, self.outbox, self.shards.reconcile, self._dial, clock
+        )
+        self._dials: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> rpc.Server:
+        """Listen, and know the own address from then on. Raises AddressError."""
+        server = rpc.Server()
+        own = servicer.RunnerServicer(lambda: self.profile, self.shards, lambda: self._session.connected)
+        server.add(SERVICE, servicer.add_to_server, own)
+        port = await server.start(self._settings.address)
+        self.profile.address = self._settings.advertised(port)
+        await server.set_serving(serving=True)
+        return server
+
+    async def work(self) -> None:
+        """Talk with the master and keep an eye on the models, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._session.run())
+            tasks.create_task(self._watch_models())
+
+    async def _watch_models(self) -> None:
+        while True:
+            await self._clock.sleep(MODELS_PERIOD_SECONDS)
+            present = await asyncio.to_thread(models.present, self._settings.models_dir)
+            if present != tuple(self.profile.model_ids):
+                self.profile.model_ids[:] = present
+                announced = node_pb2.RunnerProfile()
+                announced.CopyFrom(self.profile)
+                self.outbox.add(event_pb2.Fact(runner_announced=event_pb2.RunnerAnnounced(profile=announced)))
+
+    def _dial(self, peer: dispatch_service_pb2.Peer) -> None:
+        dial = asyncio.create_task(self._measure(peer))
+        self._dials.add(dial)
+        dial.add_done_callback(self._dials.discard)
+
+    async def _measure(self, peer: dispatch_service_pb2.Peer) -> None:
+        link = await links.measure(self.profile.node_id, peer, self._clock)
+        self.outbox.add(event_pb2.Fact(link_measured=event_pb2.LinkMeasured(link=link)))
+
+    async def end_shards(self) -> None:
+        """End every shard, and let the master know if it is there."""
+        await self.shards.close("its runner was stopped")
+        deadline = self._clock.monotonic() + FAREWELL_SECONDS
+        while self._session.connected and not self.outbox.empty and self._clock.monotonic() < deadline:
+            await self._clock.sleep(0.02)
+
+    async def close(self) -> None:
+        """Let go of the connection to the master."""
+        for dial in self._dials:
+            dial.cancel()
+        await self._channel.close()
+
+
+@asynccontextmanager
+async def running(
+    settings: Settings, command: Sequence[str], clock: Clock
+) -> AsyncIterator[tuple[Runner, asyncio.Task[None]]]:
+    """A runner that listens, and its work, which goes on for ever; its shards end with it.
+
+    Raises IdentityError, DescriptionError or AddressError when it cannot start.
+    """
+    profile = await describe(command, settings.threads, settings.weights)
+    profile.node_id = identity.node_id(settings.state_dir)
+    profile.boot_id = uuid.uuid4().hex
+    profile.ullage_version = metadata.version("ullage")
+    profile.threads = settings.threads
+    profile.model_ids.extend(models.present(settings.models_dir))
+    with tempfile.TemporaryDirectory(prefix="ullage-", dir=_short_place()) as folder:
+        runner = Runner(settings, profile, command, Path(folder), clock)
+        server = await runner.serve()
+        work = asyncio.create_task(runner.work())
+        try:
+            yield runner, work
+        finally:
+            await server.set_serving(serving=False)
+            await runner.end_shards()
+            work.cancel()
+            await asyncio.wait([work])
+            await runner.close()
+            await server.stop(grace_seconds=0.2)
+
+
+def _short_place() -> Path | None:
+    """Where sockets can be: the usual place for temporary files, or /tmp where that is too long a path."""
+    longest = Path(tempfile.gettempdir()) / "ullage-12345678" / "1234567" / "s"
+    return None if len(str(longest)) < SOCKET_PATH_MAX else Path("/tmp")  # noqa: S108 - a private folder is made in it

@@ -1,0 +1,43 @@
+"""What an operator can set about a runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+DEFAULT_MASTER: Final = "127.0.0.1:50500"
+DEFAULT_ADDRESS: Final = "127.0.0.1:50502"
+
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "[::]", "*", ""})  # noqa: S104 - recognised, not listened on
+
+
+class SettingsError(Exception):
+    """Options that contradict each other; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The runner's options, checked."""
+
+    master: str
+    address: str
+    advertise: str | None
+    """Where others dial this runner; None: where it listens."""
+    state_dir: Path
+    models_dir: Path
+    threads: int
+    """For all shards together."""
+    weights: Literal["auto", "float32", "stored"]
+    ready_file: Path | None
+
+    def __post_init__(self) -> None:
+        host = self.address.rpartition(":")[0]
+        if self.advertise is None and host in _EVERYWHERE:
+            raise SettingsError(
+                f"nobody can dial {self.address}: say --advertise HOST:PORT, as other machines know this one"
+            )
+
+    def advertised(self, port: int) -> str:
+        """Where others dial this runner, which listens on `port`."""
+        return self.advertise or f"{self.address.rpartition(':')[0]}:{port}"
