@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from google.protobuf import json_format
 
-from services.cli import connection, names
+from services.cli import connection
 from services.cli.connection import CALL_SECONDS_MAX, Master
 from services.cli.failure import CommandError, ExitCode
 from services.cli.output import JsonOption, errors_console
@@ -53,7 +53,10 @@ def _running(master: Master, typed: str) -> tuple[model_pb2.Instance, str]:
     """The running instance `typed` stands for, and the address of its first rank's runner."""
     state = master.events.GetState(event_service_pb2.GetStateRequest(), timeout=CALL_SECONDS_MAX).state
     of_model = [one for one in state.instances if one.spec.model_id == typed]
-    instances = of_model or [names.find_instance(state.instances, typed)]
+    instances = of_model or [one for one in state.instances if one.instance_id.startswith(typed)]
+    if not instances:
+        advice = f"place it with `ullage place {typed}`, or see `ullage status`"
+        raise CommandError(f"nothing called {typed!r} is placed: {advice}", ExitCode.NOT_FOUND, reason="NOT_RUNNING")
     running = [one for one in instances if one.state == model_pb2.INSTANCE_STATE_RUNNING]
     if not running:
         raise CommandError(_nothing_runs(typed, instances[-1]), ExitCode.NOT_FOUND, reason="NOT_RUNNING")

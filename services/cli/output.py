@@ -7,7 +7,7 @@ list are printed, and 64-bit numbers are strings, as protobuf's JSON has them.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Final, TextIO
 
 import typer
 from google.protobuf import json_format
@@ -21,6 +21,8 @@ JSON_FLAG: Final = "--json"
 
 JsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print JSON, for programs; errors too, to stderr.")]
 
+PIPE_COLUMNS: Final = 200
+
 UNKNOWN: Final = "unknown"
 
 _LEVEL_STYLES: Final[dict[node_pb2.PressureLevel.ValueType, str]] = {
@@ -32,12 +34,17 @@ _LEVEL_STYLES: Final[dict[node_pb2.PressureLevel.ValueType, str]] = {
 
 def console() -> Console:
     """Where results go."""
-    return Console(file=sys.stdout, highlight=False)
+    return _console(sys.stdout)
 
 
 def errors_console() -> Console:
     """Where progress, summaries and errors go, so that stdout holds the result alone."""
-    return Console(file=sys.stderr, highlight=False)
+    return _console(sys.stderr)
+
+
+def _console(file: TextIO) -> Console:
+    # A pipe has no width of its own, and rich would cut tables to 80 columns.
+    return Console(file=file, highlight=False, width=None if file.isatty() else PIPE_COLUMNS)
 
 
 def message_json(message: Message, *, one_line: bool = False) -> str:

@@ -1,0 +1,232 @@
+import json
+
+import grpc
+import pytest
+
+from services import rpc
+from services.cli.__main__ import run
+from tests.cli.canned import CannedMaster, CannedRunner, instance, node
+from tests.cli.conftest import Serve, Ullage
+from ullage.v1 import event_pb2, model_pb2, runner_service_pb2, runner_service_pb2_grpc, state_pb2
+
+RUNNING = instance("i-123", model_pb2.INSTANCE_STATE_RUNNING, model_pb2.SHARD_PHASE_RUNNING)
+LOADING = instance("i-123", model_pb2.INSTANCE_STATE_LOADING, model_pb2.SHARD_PHASE_LOADING)
+
+
+@pytest.fixture(autouse=True)
+def two_nodes(master: CannedMaster) -> None:
+    master.state.nodes.extend([node("aaaa-1", "node-1"), node("bbbb-2", "node-2")])
+    master.instance.CopyFrom(RUNNING)
+
+
+def test_without_a_master_a_command_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--master", "127.0.0.1:1"]) == 5
+    assert "no master answers at 127.0.0.1:1: start one with `ullage up`" in capsys.readouterr().err
+
+
+def test_status_shows_what_each_node_can_give(ullage: Ullage) -> None:
+    said = ullage("status")
+    assert said.code == 0
+    rows = [line.split() for line in said.out.splitlines()]
+    assert rows[1] == ["node-1", "live", "NORMAL", "512", "MiB", "0", "B", "0", "B", "127.0.0.1:1"]
+
+
+def test_status_tells_slow_from_stuck_by_the_masters_clock(ullage: Ullage, master: CannedMaster) -> None:
+    master.state.instances.append(LOADING)
+    master.state.recorded_at.seconds = 100
+    moved = event_pb2.RecordedEvent(sequence=5)
+    moved.recorded_at.seconds = 58
+    master.events.append(moved)
+    said = ullage("status")
+    assert "i-123: last progress 42 s ago" in said.out
+    assert list(master.listings[0].filter.instance_ids) == ["i-123"]
+
+
+def test_json_is_the_answer_alone(ullage: Ullage) -> None:
+    said = ullage("status", "--json")
+    assert json.loads(said.out)["state"]["nodes"][0]["promised_bytes"] == "0"
+    assert said.err == ""
+
+
+def test_state_names_its_sequence_and_its_hash(ullage: Ullage) -> None:
+    said = ullage("state", "--at", "0")
+    assert said.out.startswith("sequence 0 of 7, recorded at 1970-01-01T00:00:00.000Z\nhash abc\n")
+
+
+def test_place_shows_the_layers_of_each_node_and_waits_until_it_runs(ullage: Ullage, master: CannedMaster) -> None:
+    master.changes.extend([LOADING, RUNNING])
+    said = ullage("place", "m", "--context", "1024", "--exclude", "node-2", "--layers", "aaaa=12")
+    assert said.code == 0
+    assert "m is placed as i-123" in said.out
+    row = next(line for line in said.out.splitlines() if "node-1" in line)
+    assert row.split() == [
+        "0",
+        "node-1",
+        "0-9",
+        "100",
+        "MiB",
+        "-",
+        "-",
+        "1.0",
+        "MiB",
+        "-",
+        "-",
+        "101",
+        "MiB",
+        "WARNING",
+        "0.6",
+    ]
+    assert said.err.splitlines()[-2:] == ["rank 0 on node-1: RUNNING", "rank 1 on node-2: RUNNING"]
+    spec = master.specs[0]
+    assert (spec.context_tokens, list(spec.exclude_node_ids)) == (1024, ["bbbb-2"])
+    assert [(fixed.node_id, fixed.layers) for fixed in spec.fixed_layers] == [("aaaa-1", 12)]
+
+
+def test_a_placement_that_fails_while_loading_ends_with_its_failure_and_stderr(
+    ullage: Ullage, master: CannedMaster
+) -> None:
+    failed = instance("i-123", model_pb2.INSTANCE_STATE_FAILED, model_pb2.SHARD_PHASE_FAILED)
+    failed.failure = "rank 1 on node-2 failed while LOADING: gone"
+    failed.shards[1].failure.stderr_lines.append("Killed")
+    master.changes.append(failed)
+    said = ullage("place", "m")
+    assert said.code == 1
+    assert said.err.endswith("error (INSTANCE_FAILED): rank 1 on node-2 failed while LOADING: gone\n  Killed\n")
+
+
+def test_a_dry_run_reserves_nothing_and_its_refusal_is_exit_code_3(ullage: Ullage, master: CannedMaster) -> None:
+    assert "nothing is reserved" in ullage("place", "m", "--dry-run").out
+    master.refusal = model_pb2.Refusal(
+        reason=model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY, message="m needs 1.00 GiB, 2 nodes offer 0.50 GiB"
+    )
+    said = ullage("place", "m", "--dry-run")
+    assert (said.code, said.out) == (3, "")
+    assert said.err == "refused (INSUFFICIENT_MEMORY): m needs 1.00 GiB, 2 nodes offer 0.50 GiB\n"
+
+
+def test_a_refused_place_carries_its_proof_in_json(ullage: Ullage, master: CannedMaster) -> None:
+    refusal = model_pb2.Refusal(reason=model_pb2.REFUSAL_REASON_NO_NODES, message="no node has been heard")
+    master.error = rpc.RpcError(grpc.StatusCode.UNAVAILABLE, refusal.message, reason="NO_NODES", details=[refusal])
+    said = ullage("place", "m", "--json")
+    error = json.loads(said.err)["error"]
+    assert (said.code, error["exit_code"], error["reason"]) == (3, 3, "NO_NODES")
+    assert error["refusal"]["message"] == "no node has been heard"
+
+
+def test_an_error_of_the_master_keeps_its_words_and_its_reason(ullage: Ullage, master: CannedMaster) -> None:
+    master.error = rpc.RpcError(grpc.StatusCode.NOT_FOUND, "no model is called 'x'", reason="UNKNOWN_MODEL")
+    said = ullage("place", "x")
+    assert (said.code, said.err) == (4, "error (UNKNOWN_MODEL): no model is called 'x'\n")
+
+
+@pytest.mark.parametrize("context", ["0", "-5", "many"])
+def test_a_context_that_is_no_positive_number_is_wrong_usage(ullage: Ullage, context: str) -> None:
+    said = ullage("place", "m", "--context", context)
+    assert said.code == 2
+    assert "Invalid value for '--context'" in said.err
+    assert "see `ullage place --help`" in said.err
+
+
+def test_release_takes_every_instance_of_a_model(ullage: Ullage, master: CannedMaster) -> None:
+    second = instance("i-456", model_pb2.INSTANCE_STATE_LOADING, model_pb2.SHARD_PHASE_LOADING)
+    gone = instance("i-000", model_pb2.INSTANCE_STATE_RELEASED, model_pb2.SHARD_PHASE_UNLOADED)
+    master.state.instances.extend([gone, RUNNING, second])
+    said = ullage("release", "--model", "m")
+    assert said.out == "i-123 RELEASING\ni-456 RELEASING\n"
+    assert master.released == ["i-123", "i-456"]
+
+
+def test_release_needs_an_instance_or_a_model(ullage: Ullage) -> None:
+    assert ullage("release").code == 2
+    assert ullage("release", "i-999").code == 4
+
+
+@pytest.fixture
+def runner(serve: Serve, master: CannedMaster) -> CannedRunner:
+    """A runner on node-1 that answers "Blue sky"; the running instance's first rank is there."""
+    summary = runner_service_pb2.GenerationSummary(
+        finish_reason=runner_service_pb2.FINISH_REASON_STOP,
+        prompt_tokens=9,
+        generated_tokens=2,
+        prefill_seconds=0.5,
+        decode_seconds=0.25,
+        seed=7,
+    )
+    canned = CannedRunner(  # type: ignore[abstract]  # the calls no command makes
+        [
+            runner_service_pb2.GenerateResponse(text="Blue", token_ids=[4]),
+            runner_service_pb2.GenerateResponse(text=" sky", token_ids=[5], summary=summary),
+        ]
+    )
+    address = serve(lambda server: runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(canned, server))
+    master.state.nodes[0].runner.address = address
+    master.state.instances.append(RUNNING)
+    return canned
+
+
+def test_generate_streams_text_to_stdout_and_its_summary_to_stderr(ullage: Ullage, runner: CannedRunner) -> None:
+    said = ullage("generate", "m", "Why?", "--max-tokens", "5", "--stop", "END")
+    assert (said.code, said.out) == (0, "Blue sky\n")
+    assert said.err == "9 tokens read in 0.50 s, 2 written in 0.25 s (8.0 per second); ended by stop; seed 7\n"
+    request = runner.requests[0]
+    assert (request.instance_id, request.chat.messages[0].content) == ("i-123", "Why?")
+    assert (request.sampling.max_tokens, list(request.sampling.stop)) == (5, ["END"])
+    assert not request.sampling.HasField("temperature")
+
+
+def test_generate_passes_a_raw_prompt_as_it_is_and_gives_tokens_in_json(ullage: Ullage, runner: CannedRunner) -> None:
+    said = ullage("generate", "i-1", "Why?", "--raw", "--json")
+    assert runner.requests[0].text == "Why?"
+    answer = json.loads(said.out)
+    assert (answer["text"], answer["token_ids"], answer["summary"]["seed"]) == ("Blue sky", [4, 5], "7")
+
+
+def test_generate_says_what_to_do_when_nothing_runs(ullage: Ullage, master: CannedMaster) -> None:
+    said = ullage("generate", "m", "Why?")
+    assert said.code == 4
+    assert "nothing called 'm' is placed: place it with `ullage place m`" in said.err
+    master.state.instances.append(LOADING)
+    said = ullage("generate", "m", "Why?")
+    assert said.code == 4
+    assert "no instance of 'm' is running (i-123 is LOADING)" in said.err
+
+
+def numbered(count: int) -> list[event_pb2.RecordedEvent]:
+    return [event_pb2.RecordedEvent(sequence=sequence) for sequence in range(1, count + 1)]
+
+
+def sequences(out: str) -> list[int]:
+    return [int(line.split()[0]) for line in out.splitlines()]
+
+
+def test_events_shows_the_newest_hundred_in_order(ullage: Ullage, master: CannedMaster) -> None:
+    master.events.extend(numbered(250))
+    assert sequences(ullage("events").out) == list(range(151, 251))
+    assert sequences(ullage("events", "--limit", "2").out) == [249, 250]
+
+
+def test_events_from_a_sequence_goes_on_page_by_page_to_the_end(ullage: Ullage, master: CannedMaster) -> None:
+    master.events.extend(numbered(2100))
+    assert sequences(ullage("events", "--from", "50").out) == list(range(50, 2101))
+    assert len(master.listings) == 3
+
+
+def test_events_follows_until_the_limit(ullage: Ullage, master: CannedMaster) -> None:
+    master.events.extend(numbered(5))
+    said = ullage("events", "--follow", "--limit", "3", "--json")
+    assert [json.loads(line)["sequence"] for line in said.out.splitlines()] == ["1", "2", "3"]
+
+
+def test_an_unknown_kind_of_event_is_wrong_usage_and_the_kinds_are_named(ullage: Ullage) -> None:
+    said = ullage("events", "--kind", "memory")
+    assert said.code == 2
+    assert "no kind is called 'memory': there is master_started, node_announced, memory_sampled" in said.err
+
+
+def test_a_node_that_never_announced_itself_is_shown_by_the_beginning_of_its_id(
+    ullage: Ullage, master: CannedMaster
+) -> None:
+    master.state.nodes.append(state_pb2.NodeView())
+    master.state.nodes[-1].identity.node_id = "0123456789abcdef"
+    row = ullage("status").out.splitlines()[3].split()
+    assert row == ["01234567", "unknown", "UNKNOWN", "unknown", "0", "B", "0", "B", "none"]
