@@ -316,6 +316,7 @@ class ForwardRequest(_message.Message):
     ACTIVATION_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___ForwardHello: ...
     @_builtins.property
@@ -326,6 +327,8 @@ class ForwardRequest(_message.Message):
     def token(self) -> Global___SampledToken: ...
     @_builtins.property
     def closed(self) -> Global___SequenceClosed: ...
+    @_builtins.property
+    def lost(self) -> Global___RankLost: ...
     def __init__(
         self,
         *,
@@ -334,12 +337,13 @@ class ForwardRequest(_message.Message):
         activation: Global___Activation | None = ...,
         token: Global___SampledToken | None = ...,
         closed: Global___SequenceClosed | None = ...,
+        lost: Global___RankLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "closed", b"closed", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "closed", b"closed", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "lost", b"lost", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "closed", b"closed", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "closed", b"closed", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "lost", b"lost", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "activation", "token", "closed"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "heartbeat", "activation", "token", "closed", "lost"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -496,6 +500,30 @@ class SequenceClosed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceClosed: _TypeAlias = SequenceClosed  # noqa: Y015
+
+@_typing.final
+class RankLost(_message.Message):
+    """The sender has failed; last on its stream. Every rank so learns whose fault it was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    message: _builtins.str
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLost: _TypeAlias = RankLost  # noqa: Y015
 
 @_typing.final
 class ForwardResponse(_message.Message):
