@@ -1,4 +1,4 @@
-"""The conversion of a GGUF file, in a process of its own: it needs the runner's libraries, and this command does not."""
+"""The conversion of a GGUF file, in a process of its own, since it needs the runner's libraries."""
 
 from __future__ import annotations
 

