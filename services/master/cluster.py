@@ -115,13 +115,15 @@ class Cluster:
         self.log = open_log(lambda commit: loop.call_soon_threadsafe(self._committed, commit))
         self.head_sequence = 0
         """Where the log ended when the replay began."""
+        self.replaying = True
+        """The state is not yet what the log says; nothing can be appended."""
         self.placing = asyncio.Lock()
         self.stopping = asyncio.Event()
         """Set when streams shall end."""
-        self.failed: asyncio.Future[Exception] = loop.create_future()
-        """Done when the log can no longer be written: the process must end, since nothing can be promised."""
-        self._clock = clock
-        self._bounds = bounds
+        self.failed: asyncio.Future[None] = loop.create_future()
+        """Has an exception once the log can no longer be written: the process must end, since nothing can be promised."""
+        self.clock = clock
+        self.bounds = bounds
         self._heard: dict[str, float] = {}
         self._seen: dict[str, state_pb2.Liveness.ValueType] = {}
         self._acknowledged = self.log.sources()
@@ -132,12 +134,15 @@ class Cluster:
         self.head_sequence = self.log.head()
         for _ in fold(self.log, self.state, self.head_sequence):
             await asyncio.sleep(0)
+        self.replaying = False
 
     async def append(self, *facts: event_pb2.Fact) -> int:
         """Store the master's own facts; returns the last one's sequence once they are durable and applied.
 
         Raises LogFull when the disk takes no more, Unavailable when the master stops.
         """
+        if not facts:
+            return self.state.sequence
         stored = await self.submit(MASTER_SOURCE, [(0, fact) for fact in facts])
         return stored.last_sequence
 
@@ -149,10 +154,16 @@ class Cluster:
         stored = await self.submit(source, [(said.source_sequence, said.fact) for said in observations])
         return stored.acknowledged
 
-    def submit(self, source: str, facts: Sequence[NumberedFact]) -> asyncio.Future[Append]:
-        """Queue facts for the log at once, keeping the order of the calls; done when durable and applied."""
+    def submit(self, source: str, facts: Sequence[NumberedFact], *, after: int = 0) -> asyncio.Future[Append]:
+        """Queue facts for the log, in the order of the calls; done when durable and applied.
+
+        Whoever does not wait for one call before the next says `after`, the last source_sequence of the one
+        before: should that fail, this does too, rather than hide for ever what was to come before it.
+        """
+        if self.replaying:
+            raise errors.Unavailable("the master is replaying its log: try again in a moment")
         done: asyncio.Future[Append] = asyncio.get_running_loop().create_future()
-        self.log.append(Append(source, facts, done))
+        self.log.append(Append(source, facts, done, after))
         return done
 
     def acknowledged(self, source: str) -> int:
@@ -161,14 +172,16 @@ class Cluster:
 
     def hear(self, node_id: str) -> None:
         """Note that the node spoke now."""
-        self._heard[node_id] = self._clock.monotonic()
+        self._heard[node_id] = self.clock.monotonic()
 
     def liveness(self, node_id: str) -> state_pb2.Liveness.ValueType:
         """Whether the node is heard."""
-        return liveness(self._heard.get(node_id), self._clock.monotonic(), self._bounds)
+        return liveness(self._heard.get(node_id), self.clock.monotonic(), self.bounds)
 
     def silent_node_ids(self) -> frozenset[str]:
-        """The nodes in the state that are not live."""
+        """The nodes in the state that are not live; none where a log is only read, since nobody speaks there."""
+        if self.read_only:
+            return frozenset()
         return frozenset(id_ for id_ in self.state.nodes if self.liveness(id_) != state_pb2.LIVENESS_LIVE)
 
     @asynccontextmanager
@@ -183,6 +196,11 @@ class Cluster:
         finally:
             self._subscriptions.discard(subscription)
 
+    @property
+    def read_only(self) -> bool:
+        """The log is only read: nothing can be appended, and no node is heard."""
+        return isinstance(self.log, ReadOnlyLog)
+
     def stop_streams(self) -> None:
         """Have every stream end: gRPC does not tell them that the server stops."""
         self.stopping.set()
@@ -192,20 +210,20 @@ class Cluster:
     async def watch_silences(self) -> None:
         """Record each node that falls silent, once at each bound, until cancelled."""
         while True:
-            await self._clock.sleep(WATCH_PERIOD_SECONDS)
+            await self.clock.sleep(WATCH_PERIOD_SECONDS)
             await self.note_silences()
 
     async def note_silences(self) -> None:
         """Record the nodes that became suspected or lost since the last look."""
         now = {node_id: self.liveness(node_id) for node_id in self.state.nodes}
         facts = [_silence(node_id, what) for node_id, what in fallen(self._seen, now)]
-        self._seen = now
-        if not facts:
-            return
         try:
             await self.append(*facts)
         except errors.MasterError as error:
+            # Looked at again the next time, since what was seen then is not taken over.
             log.warning("silences not recorded", facts=len(facts), error=str(error))
+        else:
+            self._seen = now
 
     def _committed(self, commit: Commit) -> None:
         """Take what the log has stored, or could not; on the event loop, in the order of the log."""
@@ -214,11 +232,17 @@ class Cluster:
             return
         for stored in commit.stored:
             apply_fact(self.state, stored.sequence, stored.recorded_at_ns, stored.fact)
-        for append in commit.appends:
-            self._acknowledged[append.source] = append.acknowledged
+            self._acknowledged[stored.source] = stored.source_sequence
         self._publish(commit)
+        self._settle(commit)
+
+    def _settle(self, commit: Commit) -> None:
         for append in commit.appends:
-            if not append.done.done():  # Its waiter may have gone; what it said is stored all the same.
+            if append.done.done():
+                continue  # Its waiter has gone; what it said is stored all the same.
+            if append.error is not None:
+                append.done.set_exception(append.error)
+            else:
                 append.done.set_result(append)
 
     def _uncommitted(self, commit: Commit, error: Exception) -> None:
@@ -226,7 +250,7 @@ class Cluster:
             if not append.done.done():
                 append.done.set_exception(error)
         if commit.fatal and not self.failed.done():
-            self.failed.set_result(error)
+            self.failed.set_exception(error)
 
     def _publish(self, commit: Commit) -> None:
         events: dict[int, event_pb2.RecordedEvent] = {}
@@ -240,18 +264,31 @@ class Cluster:
 
 
 @asynccontextmanager
-async def opened(path: Path, clock: Clock, bounds: Bounds | None = None) -> AsyncIterator[Cluster]:
-    """The cluster whose log is at `path`, replayed; closed at the end.
+async def attached(
+    path: Path, clock: Clock, bounds: Bounds | None = None, *, read_only: bool = False
+) -> AsyncIterator[Cluster]:
+    """The cluster whose log is at `path`, not yet replayed; its streams end and its log closes at the end.
 
     Raises LogLockedError when another master writes the log, LogFileError when this release cannot use it.
     """
-    cluster = Cluster(lambda deliver: EventLog(path, clock, deliver), clock, bounds or Bounds())
+
+    def open_log(deliver: Callable[[Commit], object]) -> EventLog | ReadOnlyLog:
+        return ReadOnlyLog(path) if read_only else EventLog(path, clock, deliver)
+
+    cluster = Cluster(open_log, clock, bounds or Bounds())
     try:
-        await cluster.replay()
         yield cluster
     finally:
         cluster.stop_streams()
         await asyncio.to_thread(cluster.log.close)
+
+
+@asynccontextmanager
+async def opened(path: Path, clock: Clock, bounds: Bounds | None = None) -> AsyncIterator[Cluster]:
+    """The same, replayed."""
+    async with attached(path, clock, bounds) as cluster:
+        await cluster.replay()
+        yield cluster
 
 
 def _silence(node_id: str, what: state_pb2.Liveness.ValueType) -> event_pb2.Fact:

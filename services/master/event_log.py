@@ -70,6 +70,10 @@ class Append:
     facts: Sequence[NumberedFact]
     done: Future[Append]
     """For whoever waits; the log itself never touches it."""
+    after: int = 0
+    """The source_sequence that must be stored already for this to be stored."""
+    error: errors.MasterError | None = None
+    """Why this is not stored, though the commit succeeded."""
     last_sequence: int = 0
     """The log's last sequence once this is stored."""
     acknowledged: int = 0
@@ -314,6 +318,9 @@ class _Draft:
     def add(self, append: Append) -> None:
         """Number what `append` brings that is new, and note in it how far its source is stored then."""
         number, _, last = self._source(append.source)
+        if last < append.after:
+            append.error = errors.Unavailable("what was to be stored before this was not: connect again")
+            return
         at, source, sequence = self._recorded_at_ns, append.source, self.sequence
         for source_sequence, fact in append.facts:
             if source_sequence:

@@ -9,6 +9,7 @@ from typing import Final
 
 from grpc import StatusCode
 
+from services.log_format import CorruptEventError
 from services.master import errors
 from services.rpc import RpcError
 from ullage.v1 import model_pb2
@@ -56,8 +57,11 @@ def to_rpc_error(error: errors.MasterError) -> RpcError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Run a call's body: a MasterError in it leaves as the status it stands for."""
+    """Run a call's body: a MasterError in it leaves as the status it stands for, and so does a damaged log."""
     try:
         yield
+    except CorruptEventError as error:
+        message = f"{error}; restore the log from a copy, or read it up to {error.sequence - 1}"
+        raise RpcError(StatusCode.DATA_LOSS, message, reason="CORRUPT_EVENT") from error
     except errors.MasterError as error:
         raise to_rpc_error(error) from error

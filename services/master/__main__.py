@@ -1,0 +1,111 @@
+"""The master as a process: `python -m services.master`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import platformdirs
+import structlog
+import typer
+
+from services import logs, rpc
+from services.clock import SystemClock
+from services.log_format import CorruptEventError
+from services.master.liveness import Bounds
+from services.master.log_file import LogFileError
+from services.master.log_lock import LogLockedError
+from services.master.server import running
+from services.master.settings import DEFAULT_ADDRESS, LOG_NAME, Settings, SettingsError
+
+SWITCH_INTERVAL_SECONDS: Final = 0.0005
+"""How long the event loop may keep the log's writer waiting: Python's own 5 ms are ten commits' time."""
+
+log = structlog.get_logger()
+app = typer.Typer(add_completion=False)
+
+
+class MasterFailedError(Exception):
+    """The log cannot be written any more."""
+
+
+@app.command()
+def main(  # noqa: PLR0917 - each is an option, given by name
+    listen: Annotated[
+        str,
+        typer.Option(envvar="ULLAGE_MASTER_LISTEN", metavar="HOST:PORT", help="Port 0 takes any that is free."),
+    ] = DEFAULT_ADDRESS,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on more than loopback, without TLS.")] = False,
+    log_path: Annotated[
+        Path | None,
+        typer.Option("--log", envvar="ULLAGE_LOG", metavar="FILE", help="The log; else master/events.db there:"),
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(envvar="ULLAGE_STATE_DIR", help="Where state is kept.")] = None,
+    suspect_after_ms: Annotated[
+        int, typer.Option(envvar="ULLAGE_SUSPECT_AFTER_MS", min=1, help="Silence after which a node gets no new work.")
+    ] = 3_000,
+    lost_after_ms: Annotated[
+        int, typer.Option(envvar="ULLAGE_LOST_AFTER_MS", min=1, help="Silence after which a node is lost.")
+    ] = 30_000,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Show what a log says, without writing to it or its folder.")
+    ] = False,
+    ready_file: Annotated[Path | None, typer.Option(help="Written with the address once the master serves.")] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(envvar="ULLAGE_LOG_LEVEL")
+    ] = "info",
+) -> None:
+    """Run the cluster's master: it keeps the log, places models and tells runners what to run."""
+    logs.configure("master", level=log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    try:
+        settings = Settings(
+            address=rpc.listen_address(listen, insecure=insecure),
+            log_path=log_path or (state_dir or platformdirs.user_state_path("ullage")) / LOG_NAME,
+            bounds=Bounds(suspect_after_ms / 1000, lost_after_ms / 1000),
+            read_only=read_only,
+            ready_file=ready_file,
+        )
+        asyncio.run(_run(settings))
+    except (
+        SettingsError,
+        rpc.AddressError,
+        LogLockedError,
+        LogFileError,
+        CorruptEventError,
+        MasterFailedError,
+    ) as error:
+        typer.echo(f"ullage master: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+async def _run(settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(settings, SystemClock()) as master:
+        if settings.ready_file is not None:
+            _write_whole(settings.ready_file, master.address)
+        stopping, failing = asyncio.create_task(stop.wait()), asyncio.create_task(master.fail())
+        await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            log.error("failed", exc_info=failing.result())
+            raise MasterFailedError(f"it cannot go on, what was acknowledged is safe: {failing.result()}")
+        failing.cancel()
+        log.info("stopping")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write `text` so that nobody ever reads half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+if __name__ == "__main__":
+    app()

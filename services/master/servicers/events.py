@@ -1,0 +1,237 @@
+"""How clients read the log and the state at any point of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from services import log_format
+from services.master import errors, view
+from services.master.allocator import place
+from services.master.cluster import Cluster, Subscription
+from services.master.event_filter import EventFilter
+from services.master.replay import fold
+from services.master.servicers import pages
+from services.master.servicers.errors import translated
+from services.master.state import State
+from ullage.v1 import event_pb2, event_service_pb2, event_service_pb2_grpc, model_pb2, state_pb2
+
+BATCH_EVENTS_MAX: Final = 64
+BATCH_LINGER_SECONDS: Final = 0.05
+"""How long an event waits for others to go with it: a message costs as much as fifty events in it."""
+
+PROGRESS_SECONDS: Final = 1.0
+"""How often a reader whose filter lets nothing through is told how far it is."""
+
+SCAN_EVENTS: Final = 1024
+"""Rows read at a time, in one short transaction."""
+
+LIST_SCAN_MAX: Final = 100 * SCAN_EVENTS
+"""Rows looked at for one page of a list; a filter that lets little through gets short pages."""
+
+REPLAYS_MAX: Final = 2
+"""States rebuilt at once; more wait."""
+
+
+class EventServicer(event_service_pb2_grpc.EventServiceServicer):
+    """EventService over the one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._replays = asyncio.Semaphore(REPLAYS_MAX)
+
+    async def Follow(
+        self, request: event_service_pb2.FollowRequest, context: Any
+    ) -> AsyncIterator[event_service_pb2.FollowResponse]:
+        with translated():
+            chosen = EventFilter(request.filter)
+            position = await self._start(request) - 1
+            # The backlog of a subscription is bounded: it begins once the log is nearly read.
+            while self._cluster.state.sequence - position > SCAN_EVENTS:
+                events, position = await self._scan(position, position + SCAN_EVENTS, chosen)
+                for response in _responses(events, position):
+                    yield response
+            async with self._cluster.subscribe(chosen.kinds or None) as subscription:
+                events, position = await self._scan(position, self._cluster.state.sequence, chosen)
+                for response in _responses(events, position):
+                    yield response
+                yield self._progress(position, subscription)
+                async for response in self._live(subscription, position, chosen):
+                    yield response
+
+    async def ListEvents(
+        self, request: event_service_pb2.ListEventsRequest, context: Any
+    ) -> event_service_pb2.ListEventsResponse:
+        with translated():
+            size = pages.page_size(request.page_size)
+            chosen = EventFilter(request.filter)
+            head = self._cluster.state.sequence
+            first = max(1, request.from_sequence)
+            last = min(head, request.to_sequence) if request.HasField("to_sequence") else head
+            if request.page_token:
+                resumed = _sequence(pages.position(request.page_token))
+                first, last = (first, min(last, resumed)) if request.descending else (max(first, resumed), last)
+            return await asyncio.to_thread(self._page, first, last, size, chosen, descending=request.descending)
+
+    async def GetState(
+        self, request: event_service_pb2.GetStateRequest, context: Any
+    ) -> event_service_pb2.GetStateResponse:
+        with translated():
+            if request.HasField("at_sequence"):
+                state = await self._state_at(request.at_sequence)
+                shown = view.cluster_state(state)
+            else:
+                state = self._cluster.state
+                shown = view.cluster_state(state, None if self._cluster.read_only else self._cluster.liveness)
+            return event_service_pb2.GetStateResponse(
+                state=shown, state_hash=view.state_hash(state), head_sequence=self._cluster.state.sequence
+            )
+
+    async def ExplainPlacement(
+        self, request: event_service_pb2.ExplainPlacementRequest, context: Any
+    ) -> event_service_pb2.ExplainPlacementResponse:
+        with translated():
+            record = self._cluster.state.instances.get(request.instance_id)
+            if record is None:
+                raise errors.UnknownInstance(request.instance_id)
+            before = await self._state_at(record.placement.decided_at_sequence)
+            outcome = await asyncio.to_thread(place, before, record.spec, record.silent_node_ids)
+            return event_service_pb2.ExplainPlacementResponse(
+                spec=record.spec,
+                recorded=record.placement,
+                derived=outcome if isinstance(outcome, model_pb2.Placement) else None,
+                equal=outcome == record.placement,
+            )
+
+    async def RemoveNode(
+        self, request: event_service_pb2.RemoveNodeRequest, context: Any
+    ) -> event_service_pb2.RemoveNodeResponse:
+        with translated():
+            # Nothing is placed on it between the look at the state and the commit.
+            async with self._cluster.placing:
+                self._refuse_needed(request.node_id)
+                removed = event_pb2.NodeRemoved(node_id=request.node_id, requested_by=request.requested_by)
+                await self._cluster.append(event_pb2.Fact(node_removed=removed))
+            return event_service_pb2.RemoveNodeResponse()
+
+    def _refuse_needed(self, node_id: str) -> None:
+        node = self._cluster.state.nodes.get(node_id)
+        if node is None:
+            raise errors.UnknownNode(node_id)
+        if node.shards:
+            holders = ", ".join(sorted({instance_id for instance_id, _ in node.shards}))
+            raise errors.NotNow(f"node {node_id} holds shards of {holders}: release them first with `ullage release`")
+        if self._cluster.liveness(node_id) == state_pb2.LIVENESS_LIVE:
+            raise errors.NotNow(f"node {node_id} is live and would be back at its next sample: stop its probe first")
+
+    async def _state_at(self, sequence: int) -> State:
+        """The state as it was at `sequence`, replayed. Raises OutOfRange beyond the end of the log."""
+        head = self._cluster.state.sequence
+        if sequence > head:
+            raise errors.OutOfRange(f"there is no sequence {sequence} yet: the log ends at {head}")
+        async with self._replays:
+            return await asyncio.to_thread(self._replayed, sequence)
+
+    def _replayed(self, sequence: int) -> State:
+        state = State()
+        for _ in fold(self._cluster.log, state, sequence):
+            pass
+        return state
+
+    async def _start(self, request: event_service_pb2.FollowRequest) -> int:
+        """The first sequence a follower is to get, if it passes."""
+        match request.WhichOneof("start"):
+            case "from_sequence":
+                return max(1, request.from_sequence)
+            case "from_time":
+                since_ns = request.from_time.ToNanoseconds()
+                first = await asyncio.to_thread(self._cluster.log.first_since, since_ns)
+                return first or self._cluster.state.sequence + 1
+            case "from_now" | None:
+                return self._cluster.state.sequence + 1
+
+    async def _scan(self, after: int, last: int, chosen: EventFilter) -> tuple[list[event_pb2.RecordedEvent], int]:
+        """The stored events above `after` and up to `last` that pass, and how far was looked."""
+        if last <= after:
+            return [], after
+        return await asyncio.to_thread(self._passing, after + 1, last, chosen), last
+
+    def _passing(
+        self, first: int, last: int, chosen: EventFilter, *, descending: bool = False
+    ) -> list[event_pb2.RecordedEvent]:
+        rows = self._cluster.log.read(first, last, kinds=chosen.kind_numbers, descending=descending)
+        return [event for event in map(log_format.event, rows) if chosen.passes(event)]
+
+    def _page(
+        self, first: int, last: int, size: int, chosen: EventFilter, *, descending: bool
+    ) -> event_service_pb2.ListEventsResponse:
+        """One page of what lies from `first` to `last`, looking at a bounded number of rows."""
+        events: list[event_pb2.RecordedEvent] = []
+        bound = last - LIST_SCAN_MAX if descending else first + LIST_SCAN_MAX
+        while first <= last and len(events) <= size and (last > bound if descending else first < bound):
+            if descending:
+                events += self._passing(max(first, last - SCAN_EVENTS + 1), last, chosen, descending=True)
+                last -= SCAN_EVENTS
+            else:
+                events += self._passing(first, min(last, first + SCAN_EVENTS - 1), chosen)
+                first += SCAN_EVENTS
+        token = ""
+        if len(events) > size:
+            token = pages.page_token(str(events[size].sequence))
+        elif first <= last:
+            token = pages.page_token(str(last if descending else first))
+        return event_service_pb2.ListEventsResponse(events=events[:size], next_page_token=token)
+
+    def _progress(self, position: int, subscription: Subscription) -> event_service_pb2.FollowResponse:
+        return event_service_pb2.FollowResponse(progress_sequence=position, caught_up=subscription.empty)
+
+    async def _live(
+        self, subscription: Subscription, position: int, chosen: EventFilter
+    ) -> AsyncIterator[event_service_pb2.FollowResponse]:
+        """What happens after `position`, as it happens."""
+        while True:
+            if not await subscription.arrived(PROGRESS_SECONDS):
+                if self._cluster.state.sequence > position:
+                    position = self._cluster.state.sequence
+                    yield self._progress(position, subscription)
+                continue
+            arrived = [event for event in await _gathered(subscription) if event.sequence > position]
+            if not arrived:
+                continue
+            position = arrived[-1].sequence
+            passing = [event for event in arrived if chosen.passes(event)]
+            for response in _responses(passing, position):
+                response.caught_up = subscription.empty and response.progress_sequence == position
+                yield response
+
+
+async def _gathered(subscription: Subscription) -> list[event_pb2.RecordedEvent]:
+    """What has happened, with what happens just after it. Raises as the subscription does."""
+    events = list(await anext(subscription))
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BATCH_LINGER_SECONDS
+    while len(events) < BATCH_EVENTS_MAX and (left := deadline - loop.time()) > 0:
+        if await subscription.arrived(left) and subscription.empty:
+            break  # It has ended: what was gathered goes out first.
+        if not subscription.empty:
+            events += await anext(subscription)
+    return events
+
+
+def _responses(events: list[event_pb2.RecordedEvent], position: int) -> list[event_service_pb2.FollowResponse]:
+    """Messages that carry `events`, the last of which says that everything up to `position` was looked at."""
+    responses = [
+        event_service_pb2.FollowResponse(events=batch, progress_sequence=batch[-1].sequence)
+        for batch in (events[start : start + BATCH_EVENTS_MAX] for start in range(0, len(events), BATCH_EVENTS_MAX))
+    ]
+    if not responses:
+        responses.append(event_service_pb2.FollowResponse())
+    responses[-1].progress_sequence = position
+    return responses
+
+
+def _sequence(position: str) -> int:
+    if not position.isdecimal():
+        raise errors.InvalidRequest("page_token is of another list: leave it empty to begin at the first page")
+    return int(position)
