@@ -10,7 +10,7 @@ import grpc
 import typer
 from typer.exceptions import TyperException
 
-from services.cli import events, failure, generate, node, place, release, service, state, status, up
+from services.cli import events, failure, generate, models, node, place, release, service, state, status, up
 from services.cli.failure import CommandError, ExitCode
 from services.cli.output import JSON_FLAG
 
@@ -25,7 +25,6 @@ app = typer.Typer(
 )
 
 
-@app.command()
 def version() -> None:
     """Print the version."""
     print(importlib.metadata.version("ullage"))
@@ -37,11 +36,13 @@ app.command(**service.PASS_THROUGH)(service.probe)
 app.command(**service.PASS_THROUGH)(service.runner)
 app.command()(node.node)
 app.command()(status.status)
+app.add_typer(models.app, name="models")
 app.command()(place.place)
 app.command()(release.release)
 app.command()(generate.generate)
 app.command()(events.events)
 app.command()(state.state)
+app.command()(version)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from services import rpc
 from services.cli import connection, local_node, tables
 from services.cli.failure import CommandError
-from services.cli.output import JsonOption, console, print_json
+from services.cli.output import JsonOption, console, message_json
 from services.cli.processes import Processes, Service, run_until_asked_to_stop
 from ullage.v1 import event_service_pb2, event_service_pb2_grpc, state_pb2
 
@@ -54,7 +55,8 @@ def up(
     """Start a master and some nodes on this machine; Ctrl-C stops them all.
 
     --memory is what each node may give, so that a small machine can play a cluster. When a process ends by itself,
-    everything is stopped and its last lines are shown.
+    everything is stopped and its last lines are shown. With --json the first line on stdout tells that all is ready,
+    and where the master listens.
 
     Example: `ullage up --nodes 3 --memory 450MiB`
     """
@@ -116,7 +118,7 @@ async def _heard(processes: Processes, address: str, runner_addresses: frozenset
 
 def _welcome(cluster: _Cluster, address: str, state: state_pb2.ClusterState) -> None:
     if cluster.as_json:
-        print_json(state, one_line=True)
+        print(json.dumps({"master": address, "state": json.loads(message_json(state))}), flush=True)
         return
     out = console()
     out.print(f"master at {address}, {cluster.nodes} node{'s' if cluster.nodes > 1 else ''}; Ctrl-C stops them\n")
