@@ -1,0 +1,68 @@
+"""A workshop whose shards are the fake ones, and a way to wait for what they tell."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.clock import SystemClock
+from services.runner.supervisor import Bounds, Workshop
+from tests.runner.told import MakeAssignment, MakeWorkshop, Told
+from ullage.v1 import dispatch_service_pb2, model_pb2
+
+FAKE_SHARD = Path(__file__).with_name("fake_shard.py")
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A private folder with a path that a unix socket can have."""
+    with tempfile.TemporaryDirectory(prefix="ullage-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def workshop(told: Told, short_folder: Path) -> MakeWorkshop:
+    """Makes a workshop whose shards behave as asked."""
+
+    def make(behaviour: str, bounds: Bounds | None = None) -> Workshop:
+        return Workshop(
+            node_id="n1",
+            command=(sys.executable, str(FAKE_SHARD), behaviour),
+            weights="float32",
+            folder=short_folder,
+            models_dir=short_folder,
+            verify_model=lambda folder, model: None,
+            clock=SystemClock(),
+            tell=told,
+            bounds=bounds or Bounds(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def assignment() -> MakeAssignment:
+    """Makes an assignment of one rank, of an instance whose two ranks are on n1 and n2."""
+
+    def make(instance_id: str = "i1", rank: int = 0) -> dispatch_service_pb2.Assignment:
+        return dispatch_service_pb2.Assignment(
+            instance_id=instance_id,
+            rank=rank,
+            shard=model_pb2.Shard(rank=rank, node_id="n1"),
+            model=model_pb2.Model(model_id="tiny"),
+            peers=[
+                dispatch_service_pb2.Peer(rank=0, node_id="n1", address="127.0.0.1:1"),
+                dispatch_service_pb2.Peer(rank=1, node_id="n2", address="127.0.0.1:2"),
+            ],
+        )
+
+    return make

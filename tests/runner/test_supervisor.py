@@ -1,0 +1,204 @@
+"""A supervisor over real processes that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.model_folder import ModelFolderError
+from services.runner.supervisor import Bounds, ShardSupervisor
+from tests.runner.told import MakeAssignment, MakeWorkshop, Told
+from ullage.v1 import model_pb2
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+async def test_a_shard_is_started_loaded_and_unloaded_and_gives_back_its_memory(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told, short_folder: Path
+) -> None:
+    shard = ShardSupervisor(assignment(), 2, 1, workshop("runs"))
+    running = await told.until("RUNNING")
+    assert running.node_id == "n1"
+    assert running.resident_bytes > 1 << 20
+
+    shard.stop()
+    await shard.wait()
+
+    assert told.phases == ["STARTING", "CONNECTING", "LOADING", "RUNNING", "UNLOADED"]
+    assert told.statuses[-1].resident_bytes == 0
+    assert shard.ended
+    assert children() == []
+    assert list(short_folder.iterdir()) == []  # noqa: ASYNC240 - nothing else runs here
+
+
+async def test_a_crash_is_told_with_its_exit_code_phase_and_last_words(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("crashes-loading"))
+    await shard.wait()
+
+    failure = told.statuses[-1].failure
+    assert failure.message == "its process ended: exit code 134 (SIGABRT)"
+    assert failure.exit_code == 134
+    assert failure.phase == model_pb2.SHARD_PHASE_LOADING
+    assert failure.stderr_lines == ["loading layer 7", "check failed: status", "aborted"]
+
+
+@pytest.mark.parametrize("phase", ["CONNECTING", "LOADING"])
+async def test_a_phase_without_progress_fails_within_its_bound(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told, phase: str
+) -> None:
+    shop = workshop(f"stalls-{phase.lower()}", Bounds(stall_seconds=0.5))
+    await ShardSupervisor(assignment(), 1, 1, shop).wait()
+
+    failure = told.statuses[-1].failure
+    assert failure.message == "no progress for 0.5 s"
+    assert failure.phase == model_pb2.ShardPhase.Value(f"SHARD_PHASE_{phase}")
+    assert children() == []
+
+
+async def test_a_slow_shard_that_gets_on_is_left_in_peace(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    # Six steps of 0.3 s: longer in all than the bound, each shorter.
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("slow", Bounds(stall_seconds=1.2)))
+    await told.until("RUNNING")
+
+    assert told.phases == ["STARTING", "CONNECTING", "LOADING", "RUNNING"]
+    shard.stop()
+    await shard.wait()
+
+
+async def test_a_process_that_dies_before_it_answers_says_why(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    await ShardSupervisor(assignment(), 1, 1, workshop("dies-at-start")).wait()
+
+    assert told.phases == ["STARTING", "FAILED"]
+    assert told.statuses[-1].failure.phase == model_pb2.SHARD_PHASE_STARTING
+    assert told.statuses[-1].failure.stderr_lines[-1] == "aborted"
+
+
+async def test_a_process_that_never_answers_fails_within_its_bound(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    await ShardSupervisor(assignment(), 1, 1, workshop("never-listens", Bounds(start_seconds=0.3))).wait()
+
+    assert told.statuses[-1].failure.message == "its process did not answer within 0.3 s"
+
+
+async def test_a_command_that_is_not_there_is_a_failure_of_the_shard(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told, short_folder: Path
+) -> None:
+    shop = workshop("runs")
+    absent = dataclasses.replace(shop, command=(str(short_folder / "absent"),))
+    await ShardSupervisor(assignment(), 1, 1, absent).wait()
+
+    assert told.statuses[-1].failure.message.startswith("its process could not be started: ")
+
+
+async def test_what_the_process_says_of_its_failure_is_passed_on(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    await ShardSupervisor(assignment(), 1, 1, workshop("fails")).wait()
+
+    failure = told.statuses[-1].failure
+    assert (failure.message, failure.blamed_rank) == ("rank 1 does not answer", 1)
+    assert not failure.HasField("exit_code")
+    assert children() == []
+
+
+async def test_noise_on_its_outputs_does_no_harm(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("noisy"))
+    await told.until("RUNNING")
+    os.kill(children()[0].pid, signal.SIGKILL)
+    await shard.wait()
+
+    failure = told.statuses[-1].failure
+    assert failure.message == "its process ended: killed by SIGKILL"
+    assert failure.stderr_lines[-1] == "last words"
+    assert len(failure.stderr_lines[0]) == 8 * 1024
+
+
+async def test_a_stopped_process_is_found_out_and_killed(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("runs", Bounds(check_period_seconds=0.1, answer_seconds=1.0)))
+    await told.until("RUNNING")
+    os.kill(children()[0].pid, signal.SIGSTOP)
+    await shard.wait()
+
+    assert told.statuses[-1].failure.message == "its process has not answered for 1 s"
+    assert children() == []
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("will-not-end", Bounds(terminate_seconds=0.2)))
+    await told.until("RUNNING")
+    shard.stop()
+    await shard.wait()
+
+    assert told.phases[-1] == "UNLOADED"
+    assert children() == []
+
+
+async def test_a_shard_stopped_while_it_starts_is_unloaded_and_not_failed(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("never-listens"))
+    while not children():  # noqa: ASYNC110 - nobody tells of a process
+        await asyncio.sleep(0.01)
+    shard.stop()
+    await shard.wait()
+
+    assert told.phases == ["STARTING", "UNLOADED"]
+
+
+async def test_a_runner_that_stops_fails_its_shards_with_the_reason(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("runs"))
+    await told.until("RUNNING")
+    shard.stop("its runner was stopped")
+    await shard.wait()
+
+    assert told.statuses[-1].failure.message == "its runner was stopped"
+    assert told.statuses[-1].failure.phase == model_pb2.SHARD_PHASE_RUNNING
+
+
+async def test_a_model_that_is_not_here_fails_the_shard_before_any_process(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    def absent(folder: Path, model: model_pb2.Model) -> None:
+        raise ModelFolderError(f"{model.model_id} is not here")
+
+    await ShardSupervisor(assignment(), 1, 1, dataclasses.replace(workshop("runs"), verify_model=absent)).wait()
+
+    assert told.statuses[-1].failure.message == "tiny is not here"
+
+
+async def test_the_requests_a_shard_serves_are_passed_on_as_facts(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("generates"))
+    await told.until("RUNNING")
+    async with asyncio.timeout(10):
+        while not told.facts[-1].HasField("generation_finished"):
+            told.arrived.clear()
+            await told.arrived.wait()
+
+    assert told.facts[-1].generation_finished.generated_tokens == 5
+    shard.stop()
+    await shard.wait()
