@@ -1,0 +1,69 @@
+"""What the shards of this machine compute on, and in which form they hold their weights.
+
+On a CPU: 4-byte floats throughout, dequantised at load unless told otherwise, because MLX's half-precision
+and quantised products are ten to a hundred times slower there. On a GPU: the model's own form.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Final, Literal
+
+# Before MLX is imported. What it compiles at run time needs a compiler and loads shared objects from a
+# predictable place in /tmp, gains nothing measurable on a CPU, and would make two nodes' results differ.
+if sys.platform == "linux":
+    os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
+import mlx.core as mx
+
+from services.runner.shard import blas
+
+WeightChoice = Literal["auto", "float32", "stored"]
+CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Freed buffers MLX may keep for reuse: enough for a step's, little enough for resident bytes to be honest."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """`kind` is "cpu", "metal" or "cuda"; `limit_bytes` what MLX recommends to stay within, where it does."""
+
+    kind: str
+    name: str | None
+    limit_bytes: int | None
+
+    @property
+    def compute_element_bytes(self) -> int:
+        """Bytes of one element of activations and KV cache."""
+        return 4 if self.kind == "cpu" else 2
+
+    def weight_form(self, choice: WeightChoice) -> Literal["float32", "stored"]:
+        """The form weights are held in when `choice` was asked for."""
+        if choice != "auto":
+            return choice
+        return "float32" if self.kind == "cpu" else "stored"
+
+
+def this_device() -> Device:
+    """The device MLX uses here. Sets MLX's cache of freed buffers to CACHE_BYTES_MAX."""
+    mx.set_cache_limit(CACHE_BYTES_MAX)
+    facts = mx.device_info()
+    name = facts.get("device_name")
+    limit = facts.get("max_recommended_working_set_size")
+    if mx.default_device().type == mx.cpu:
+        return Device("cpu", name, None)
+    return Device("metal" if mx.metal.is_available() else "cuda", name, limit)
+
+
+def multiplies_with(loaded: blas.Loaded) -> str:
+    """The name of what MLX really multiplies with: that of `loaded`, unless MLX was found not to call it."""
+    before = loaded.products()
+    square = mx.array([[1.0, 2.0], [3.0, 4.0]])
+    product = square @ square
+    mx.eval(product)
+    if product.tolist() != [[7.0, 10.0], [15.0, 22.0]]:
+        raise RuntimeError(f"{loaded.name} multiplies wrongly: start with {blas.CHOICE_VARIABLE}={blas.NONE}")
+    if before is not None and loaded.products() == before:
+        return f"{blas.NONE} ({loaded.name} is loaded, but MLX does not call it)"
+    return loaded.name

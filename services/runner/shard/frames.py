@@ -1,0 +1,153 @@
+"""What travels between ranks, and what of it is believed.
+
+Activations travel as they were computed, raw and never narrowed; the receiver says what it makes of them.
+Everything a neighbour sends is checked before it reaches the model: a wrong frame ends the stream it came
+on, with INVALID_ARGUMENT, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+import mlx.core as mx
+
+from services.rpc import RpcError
+from ullage.v1 import dispatch_service_pb2, runner_service_pb2
+
+PROTOCOL_VERSION: Final = 1
+"""Raised when ranks of this release cannot work with those of an older one."""
+
+CHUNK_TOKENS_MAX: Final = 128
+"""Tokens of a prompt computed and sent at once: few enough for the stages to overlap, enough for a matrix product."""
+
+CHUNK_BYTES_MAX: Final = 1024 * 1024
+"""The most a frame of several tokens weighs: behind a larger one a slow link would not pass a heartbeat in time."""
+
+_DTYPES: Final = {
+    runner_service_pb2.ELEMENT_TYPE_FLOAT32: mx.float32,
+    runner_service_pb2.ELEMENT_TYPE_FLOAT16: mx.float16,
+    runner_service_pb2.ELEMENT_TYPE_BFLOAT16: mx.bfloat16,
+}
+_ELEMENT_TYPES: Final = {dtype: element_type for element_type, dtype in _DTYPES.items()}
+_VIEW_FORMATS: Final = {4: "f", 2: "H"}
+
+Activation = runner_service_pb2.Activation
+ForwardRequest = runner_service_pb2.ForwardRequest
+
+
+def chunk_tokens(hidden_size: int) -> int:
+    """How many tokens of a prompt go into one frame."""
+    return max(1, min(CHUNK_TOKENS_MAX, CHUNK_BYTES_MAX // (hidden_size * 4)))
+
+
+def rank_name(assignment: dispatch_service_pb2.Assignment, rank: int) -> str:
+    """A rank as people read it, e.g. "rank 1 on node b"."""
+    nodes = [peer.node_id for peer in assignment.peers if peer.rank == rank]
+    return f"rank {rank} on node {nodes[0]}" if nodes else f"rank {rank}"
+
+
+def packed(hidden: mx.array) -> tuple[runner_service_pb2.ElementType.ValueType, bytes]:
+    """An evaluated hidden state as it travels: its element type and its rows."""
+    element_type = _ELEMENT_TYPES[hidden.dtype]
+    raw = hidden.view(mx.uint16) if hidden.dtype == mx.bfloat16 else hidden
+    return element_type, bytes(memoryview(raw))
+
+
+def unpacked(activation: Activation) -> mx.array:
+    """The hidden state in a frame that was checked, in the type it travelled in."""
+    dtype = _DTYPES[activation.element_type]
+    shape = [activation.tokens, activation.hidden_size]
+    flat = mx.array(memoryview(activation.data).cast(_VIEW_FORMATS[dtype.size]))
+    return (flat if dtype == mx.float32 else flat.view(dtype)).reshape(shape)
+
+
+def hello(assignment: dispatch_service_pb2.Assignment, to_rank: int) -> ForwardRequest:
+    """How this rank introduces itself to `to_rank`."""
+    return ForwardRequest(
+        hello=runner_service_pb2.ForwardHello(
+            instance_id=assignment.instance_id,
+            from_rank=assignment.rank,
+            to_rank=to_rank,
+            digest=assignment.model.digest,
+            protocol_version=PROTOCOL_VERSION,
+        )
+    )
+
+
+def check_hello(frame: ForwardRequest, assignment: dispatch_service_pb2.Assignment) -> None:
+    """Raise RpcError unless `frame` introduces the rank before this one, of the same instance, model and protocol."""
+    if frame.WhichOneof("frame") != "hello":
+        raise _invalid("the first frame of a stream must be hello")
+    said = frame.hello
+    if said.protocol_version != PROTOCOL_VERSION:
+        raise RpcError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"{rank_name(assignment, said.from_rank)} speaks version {said.protocol_version} of the protocol between "
+            f"ranks and {rank_name(assignment, assignment.rank)} version {PROTOCOL_VERSION}: run the same release of "
+            "Ullage on both nodes",
+            reason="PROTOCOL_VERSION",
+        )
+    before = (assignment.rank - 1) % len(assignment.peers)
+    wanted = (assignment.instance_id, before, assignment.rank)
+    if (said.instance_id, said.from_rank, said.to_rank) != wanted:
+        raise _invalid(
+            f"instance {said.instance_id} from rank {said.from_rank} to rank {said.to_rank} is not expected here; "
+            f"this is rank {assignment.rank} of {assignment.instance_id}, which hears from rank {before}"
+        )
+    if said.digest != assignment.model.digest:
+        raise RpcError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"{rank_name(assignment, said.from_rank)} holds another model (digest {said.digest[:12]}, not "
+            f"{assignment.model.digest[:12]}): run `ullage models add` there with the same source",
+            reason="OTHER_MODEL",
+        )
+
+
+class Inspector:
+    """Checks the activations of one stream, each against those before it."""
+
+    def __init__(self, assignment: dispatch_service_pb2.Assignment) -> None:
+        self._hidden_size = assignment.model.hidden_size
+        self._context_tokens = assignment.context_tokens
+        self._sequences_max = max(1, assignment.concurrent_sequences)
+        self._next_positions: dict[str, int] = {}
+
+    def check(self, activation: Activation) -> None:
+        """Raise RpcError INVALID_ARGUMENT unless the model can take `activation` next; then remember it."""
+        _check_shape(activation, self._hidden_size)
+        generation_id, expected = activation.generation_id, self._next_positions.get(activation.generation_id)
+        if expected is None and len(self._next_positions) >= self._sequences_max:
+            raise _invalid(f"sequence {generation_id} would be one more than the {self._sequences_max} placed for")
+        if activation.position != (expected or 0):
+            raise _invalid(
+                f"tokens of sequence {generation_id} start at {activation.position}, not at {expected or 0}: "
+                "a frame was lost or repeated"
+            )
+        end = activation.position + activation.tokens
+        if end > self._context_tokens:
+            raise _invalid(f"sequence {generation_id} reaches {end} tokens, the context holds {self._context_tokens}")
+        self._next_positions[generation_id] = end
+
+    def closed(self, generation_id: str) -> None:
+        """Forget a sequence that is over."""
+        self._next_positions.pop(generation_id, None)
+
+
+def _check_shape(activation: Activation, hidden_size: int) -> None:
+    if activation.hidden_size != hidden_size:
+        raise _invalid(f"rows of {activation.hidden_size} elements; the model's have {hidden_size}")
+    if not 1 <= activation.tokens <= CHUNK_TOKENS_MAX:
+        raise _invalid(f"{activation.tokens} tokens in one frame: 1 to {CHUNK_TOKENS_MAX} are taken")
+    dtype = _DTYPES.get(activation.element_type)
+    if dtype is None:
+        raise _invalid(f"element type {activation.element_type} is not one of float32, float16, bfloat16")
+    wanted_bytes = activation.tokens * hidden_size * dtype.size
+    if len(activation.data) != wanted_bytes:
+        raise _invalid(
+            f"{len(activation.data)} bytes for {activation.tokens} x {hidden_size} elements: {wanted_bytes} expected"
+        )
+
+
+def _invalid(message: str) -> RpcError:
+    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, reason="BAD_FRAME")

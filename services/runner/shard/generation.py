@@ -1,0 +1,248 @@
+"""Answers: from a prompt to the text that is certain so far, one token after the other. On the first rank.
+
+As many answers are made at once as the instance was placed for, as many more may wait, and any further one
+is refused. What is asked and answered is said to nobody but the caller: the log learns of counts and times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from services.clock import Clock
+from services.rpc import RpcError
+from services.runner.shard import frames, sampling
+from services.runner.shard.life import Life
+from services.runner.shard.pipeline import Pipeline
+from services.runner.shard.sampling import Sampled
+from services.runner.shard.text import Detokenizer, StopStrings, Text, TextError
+from ullage.v1 import dispatch_service_pb2, event_pb2, runner_service_pb2
+
+CONTINUED_TOKENS: Final = 8
+"""How many of a text prompt's last tokens an answer is decoded with: it continues them, spaces included."""
+
+GENERATION_ID_CHARACTERS_MAX: Final = 128
+
+GenerateRequest = runner_service_pb2.GenerateRequest
+GenerateResponse = runner_service_pb2.GenerateResponse
+
+
+@dataclass
+class _Answer:
+    """One answer in the making."""
+
+    generation_id: str
+    """What the caller calls it, for the log; not always unique."""
+    sequence_id: str
+    """What the ranks call it."""
+    prompt: Sequence[int]
+    sampling: runner_service_pb2.SamplingParameters
+    tokens_max: int
+    detokenizer: Detokenizer
+    stops: StopStrings
+    started_at: float
+    first_token_at: float | None = None
+    generated: int = 0
+    finish_reason: runner_service_pb2.FinishReason.ValueType = runner_service_pb2.FINISH_REASON_UNSPECIFIED
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason != runner_service_pb2.FINISH_REASON_UNSPECIFIED
+
+
+class Generations:
+    """All the answers of an instance."""
+
+    def __init__(
+        self, assignment: dispatch_service_pb2.Assignment, pipeline: Pipeline, text: Text, life: Life, clock: Clock
+    ) -> None:
+        self._assignment = assignment
+        self._pipeline = pipeline
+        self._text = text
+        self._life = life
+        self._clock = clock
+        self._at_once = max(1, assignment.concurrent_sequences)
+        self._slots = asyncio.Semaphore(self._at_once)
+        self._admitted = 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
+        """The answer, in the pieces in which it becomes certain; the last response has the summary.
+
+        Raises RpcError as RunnerService.Generate says.
+        """
+        prompt = self._checked_prompt(request)
+        sampling.checked(request.sampling)
+        if len(request.generation_id) > GENERATION_ID_CHARACTERS_MAX:
+            raise _invalid(f"generation_id is longer than {GENERATION_ID_CHARACTERS_MAX} characters")
+        async with self._slot():
+            answer = self._begin(request, prompt)
+            reason = "error"
+            try:
+                async for response in self._pieces(answer):
+                    yield response
+                reason = runner_service_pb2.FinishReason.Name(answer.finish_reason)
+                reason = reason.removeprefix("FINISH_REASON_").lower()
+            except (asyncio.CancelledError, GeneratorExit):
+                reason = "cancelled"
+                raise
+            finally:
+                self._end(answer, reason)
+
+    def _checked_prompt(self, request: GenerateRequest) -> Sequence[int]:
+        try:
+            prompt = self._prompt_tokens(request)
+        except TextError as error:
+            raise _invalid(str(error)) from error
+        if not prompt:
+            raise _invalid("the prompt is empty: send text, chat messages or tokens")
+        vocabulary_size = self._assignment.model.vocabulary_size
+        if max(prompt) >= vocabulary_size:
+            raise _invalid(f"token {max(prompt)} is not in the vocabulary of {vocabulary_size} tokens")
+        context_tokens = self._assignment.context_tokens
+        if len(prompt) >= context_tokens:
+            raise _invalid(
+                f"the prompt has {len(prompt)} tokens and the context holds {context_tokens}, the answer included: "
+                f"send at most {max(0, context_tokens - 1)}, or place the model with a longer --context"
+            )
+        return prompt
+
+    def _prompt_tokens(self, request: GenerateRequest) -> Sequence[int]:
+        match request.WhichOneof("prompt"):
+            case "text":
+                return self._text.encode(request.text) if request.text else ()
+            case "chat":
+                return self._text.encode_chat(request.chat.messages) if request.chat.messages else ()
+            case "tokens":
+                return tuple(request.tokens.token_ids)
+            case _:
+                return ()
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """A place among the answers made at once, waited for in a bounded queue."""
+        if self._admitted >= 2 * self._at_once:
+            raise RpcError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{self._at_once} answers are being made and {self._at_once} wait: try again later, or place the model "
+                "with more --concurrent sequences",
+                reason="QUEUE_FULL",
+            )
+        self._admitted += 1
+        try:
+            async with self._slots:
+                yield
+        finally:
+            self._admitted -= 1
+
+    def _begin(self, request: GenerateRequest, prompt: Sequence[int]) -> _Answer:
+        parameters = runner_service_pb2.SamplingParameters()
+        parameters.CopyFrom(request.sampling)
+        if not parameters.HasField("seed"):
+            parameters.seed = secrets.randbits(63)
+        room = self._assignment.context_tokens - len(prompt)
+        continued = prompt[-CONTINUED_TOKENS:] if request.WhichOneof("prompt") == "text" else ()
+        sequence_id = uuid.uuid4().hex
+        answer = _Answer(
+            generation_id=request.generation_id or sequence_id,
+            sequence_id=sequence_id,
+            prompt=prompt,
+            sampling=parameters,
+            tokens_max=min(room, parameters.max_tokens) if parameters.HasField("max_tokens") else room,
+            detokenizer=Detokenizer(self._text, continued),
+            stops=StopStrings(parameters.stop),
+            started_at=self._clock.monotonic(),
+        )
+        self._life.generation_started(
+            event_pb2.GenerationStarted(
+                generation_id=answer.generation_id,
+                instance_id=self._assignment.instance_id,
+                prompt_tokens=len(prompt),
+            )
+        )
+        return answer
+
+    async def _pieces(self, answer: _Answer) -> AsyncIterator[GenerateResponse]:
+        token = (await self._prefilled(answer)).token_id
+        while True:
+            response = self._taken(answer, token)
+            if answer.is_finished:
+                response.text += answer.stops.rest()
+                response.summary.CopyFrom(self._summary(answer))
+                yield response
+                return
+            yield response
+            position = len(answer.prompt) + answer.generated - 1
+            token = (await self._step(answer, position, [token])).token_id
+
+    async def _prefilled(self, answer: _Answer) -> Sampled:
+        """Send the prompt through the ranks, and return the first token of the answer."""
+        size = frames.chunk_tokens(self._assignment.model.hidden_size)
+        *earlier, last = range(0, len(answer.prompt), size)
+        for start in earlier:
+            chunk = answer.prompt[start : start + size]
+            await self._pipeline.step(answer.sequence_id, start, chunk, answer.sampling, wants_token=False)
+        first = await self._step(answer, last, answer.prompt[last:])
+        answer.first_token_at = self._clock.monotonic()
+        return first
+
+    async def _step(self, answer: _Answer, position: int, tokens: Sequence[int]) -> Sampled:
+        sampled = await self._pipeline.step(answer.sequence_id, position, tokens, answer.sampling, wants_token=True)
+        assert sampled is not None  # noqa: S101 - what `wants_token` promises
+        return sampled
+
+    def _taken(self, answer: _Answer, token: int) -> GenerateResponse:
+        """What becomes certain with `token`; decides whether the answer is finished."""
+        if token in self._text.end_ids:
+            answer.finish_reason = runner_service_pb2.FINISH_REASON_STOP
+            return GenerateResponse()
+        answer.generated += 1
+        text = answer.stops.add(answer.detokenizer.add(token))
+        if answer.stops.is_stopped:
+            answer.finish_reason = runner_service_pb2.FINISH_REASON_STOP
+        elif answer.generated >= answer.tokens_max:
+            answer.finish_reason = runner_service_pb2.FINISH_REASON_LENGTH
+        return GenerateResponse(text=text, token_ids=[token])
+
+    def _summary(self, answer: _Answer) -> runner_service_pb2.GenerationSummary:
+        prefill_seconds, decode_seconds = self._seconds(answer)
+        return runner_service_pb2.GenerationSummary(
+            generation_id=answer.generation_id,
+            finish_reason=answer.finish_reason,
+            prompt_tokens=len(answer.prompt),
+            generated_tokens=answer.generated,
+            prefill_seconds=prefill_seconds,
+            decode_seconds=decode_seconds,
+            seed=answer.sampling.seed,
+        )
+
+    def _seconds(self, answer: _Answer) -> tuple[float, float]:
+        """How long the prompt took, up to the first token, and how long the rest."""
+        now = self._clock.monotonic()
+        prefilled_at = now if answer.first_token_at is None else answer.first_token_at
+        return prefilled_at - answer.started_at, now - prefilled_at
+
+    def _end(self, answer: _Answer, reason: str) -> None:
+        self._pipeline.close_sequence(answer.sequence_id)
+        prefill_seconds, decode_seconds = self._seconds(answer)
+        self._life.generation_finished(
+            event_pb2.GenerationFinished(
+                generation_id=answer.generation_id,
+                instance_id=self._assignment.instance_id,
+                prompt_tokens=len(answer.prompt),
+                generated_tokens=answer.generated,
+                prefill_seconds=prefill_seconds,
+                decode_seconds=decode_seconds,
+                finish_reason=reason,
+            )
+        )
+
+
+def _invalid(message: str) -> RpcError:
+    return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, reason="PROMPT")

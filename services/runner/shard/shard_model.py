@@ -1,0 +1,167 @@
+"""One shard's weights and what they compute. Everything here runs on one thread, the one that loaded them.
+
+MLX's arrays are promises until evaluated: the whole model is described lazily, cut, and only then are the
+remaining parts read, one after the other, so that a shard reads its own bytes and nothing else, and holds
+at no time more than its weights and one part in its stored form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+
+from services.runner.shard import architecture
+from services.runner.shard.architecture import Cut
+
+WEIGHT_FILES: Final = "model*.safetensors"
+
+WeightForm = Literal["float32", "stored"]
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are in memory and the bytes that will be."""
+
+
+class ModelLoadError(Exception):
+    """The folder's weights do not make the model its config describes; str() says what is wrong."""
+
+
+class ShardModel:
+    """A range of a model's layers, with the embedding on the first rank and the head on the last."""
+
+    def __init__(self, pieces: architecture.Pieces, dtype: mx.Dtype) -> None:
+        self._inner = pieces.inner
+        self._head = pieces.head
+        self.dtype = dtype
+        """The type of activations and KV cache."""
+
+    def new_cache(self) -> list[Any]:
+        """An empty KV cache for one sequence."""
+        return architecture.new_cache(self._inner)
+
+    def forward(self, inputs: mx.array, cache: list[Any]) -> mx.array:
+        """The hidden states after this shard, a row for each token or row of `inputs`; `cache` grows by as many."""
+        hidden: mx.array = self._inner(inputs[None], cache)[0]
+        return hidden
+
+    def scores(self, hidden: mx.array) -> mx.array:
+        """The scores of the token that follows the last row of `hidden`. Only on the last rank."""
+        if self._head is None:
+            raise ValueError("only the last rank has the head")
+        scores: mx.array = self._head(hidden[None, -1:])[0, 0]
+        return scores
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config.json."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Progress) -> ShardModel:
+    """The shard of the model in `folder` that `cut` names, in memory.
+
+    Raises UnsupportedModelError for a model that cannot be split, ModelLoadError for weights that do not
+    fit its config.
+    """
+    config = read_config(folder)
+    model = architecture.build(config)
+    _bind(model, config, folder)
+    if form == "float32":
+        _dequantise(model)
+    elif on_cpu:
+        _widen_vectors(model)
+    dtype = mx.float32 if on_cpu or form == "float32" else _float_type(model.model.layers[cut.first_layer])
+    pieces = architecture.cut_out(model, config, cut, dtype)
+    # Everything else of the model goes with this name, unread.
+    del model
+    _evaluate(pieces.parts, progress)
+    return ShardModel(pieces, dtype)
+
+
+def _bind(model: Any, config: architecture.Config, folder: Path) -> None:
+    """Give `model` the arrays of the folder's files, without reading them."""
+    weights: dict[str, mx.array] = {}
+    for path in sorted(folder.glob(WEIGHT_FILES)):
+        weights.update(mx.load(str(path)))
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    if "quantization" in config:
+        _quantise_like(model, config["quantization"], weights)
+    try:
+        model.load_weights(list(weights.items()), strict=True)
+    except ValueError as error:
+        raise ModelLoadError(f"the weights in {folder.name} are not those its config.json describes: {error}") from error
+    model.eval()
+
+
+def _quantise_like(model: Any, quantization: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
+    """Make those modules quantised whose weights are, each with its own bits and group size."""
+
+    def parameters(path: str, module: Any) -> bool | dict[str, Any]:
+        if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
+            return False
+        columns = module.weight.shape[-1]
+        group_size = columns // weights[f"{path}.scales"].shape[-1]
+        bits = weights[f"{path}.weight"].shape[-1] * 32 // columns
+        return {"group_size": group_size, "bits": bits, "mode": quantization.get("mode", "affine")}
+
+    nn.quantize(model, class_predicate=parameters)
+
+
+def _dequantise(model: Any) -> None:
+    """Make every parameter a 4-byte float, once it is evaluated."""
+    leaves = tree_map(_plain, model.leaf_modules(), is_leaf=nn.Module.is_module)
+    model.update_modules(leaves)
+    model.apply(lambda array: array.astype(mx.float32) if _is_float(array) else array)
+
+
+def _plain(module: Any) -> Any:
+    """The unquantised twin of a quantised module; any other as it is."""
+    if isinstance(module, nn.QuantizedEmbedding):
+        plain: Any = nn.Embedding(1, 1)
+    elif isinstance(module, nn.QuantizedLinear):
+        plain = nn.Linear(1, 1, bias=False)
+        if "bias" in module:
+            plain.bias = module.bias
+    else:
+        return module
+    biases = module.get("biases")
+    plain.weight = mx.dequantize(
+        module.weight,
+        # Widened first: the products are then exact.
+        module.scales.astype(mx.float32),
+        None if biases is None else biases.astype(mx.float32),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    )
+    return plain
+
+
+def _widen_vectors(model: Any) -> None:
+    """Make norms and biases 4-byte floats: small, and the CPU is slow at mixing types."""
+    model.apply(lambda array: array.astype(mx.float32) if array.ndim == 1 and _is_float(array) else array)
+
+
+def _is_float(array: mx.array) -> bool:
+    return bool(mx.issubdtype(array.dtype, mx.floating))
+
+
+def _float_type(module: Any) -> mx.Dtype:
+    return next(array.dtype for _, array in tree_flatten(module.parameters()) if _is_float(array))
+
+
+def _evaluate(parts: Sequence[Any], progress: Progress) -> None:
+    """Read the parts, one after the other."""
+    sizes = [sum(array.nbytes for _, array in tree_flatten(part.parameters())) for part in parts]
+    done_bytes = 0
+    progress(0, sum(sizes))
+    for part, part_bytes in zip(parts, sizes, strict=True):
+        mx.eval(part.parameters())
+        done_bytes += part_bytes
+        progress(done_bytes, sum(sizes))
