@@ -1,0 +1,80 @@
+"""`python -m services.probe`: read this node's memory and pressure, and stream them to the master."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from services import logs
+from services.clock import SystemClock
+from services.probe import once, process
+from services.probe.failures import Failures
+from services.probe.identity import IdentityError
+from services.probe.sampler import MACHINE_ROOT, choose
+from services.probe.settings import Settings, SettingsError, default_state_dir, override
+from services.rpc import AddressError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def probe(
+    *,
+    master: Annotated[str, typer.Option(envvar="ULLAGE_MASTER", help="HOST:PORT of the master.")] = "127.0.0.1:50500",
+    listen: Annotated[str, typer.Option(help="HOST:PORT to answer on; port 0 takes a free one.")] = "127.0.0.1:50501",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address other machines can reach; there is no TLS yet.")
+    ] = False,
+    state_dir: Annotated[
+        Path | None, typer.Option(envvar="ULLAGE_STATE_DIR", help="Where the node's id is kept.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="What this node may give, whatever is read: 450MiB, 4GB, 512000000 or 50%."),
+    ] = None,
+    override_memory: Annotated[
+        str | None, typer.Option(envvar="OVERRIDE_MEMORY", help="The same in whole GiB; --memory wins.", hidden=True)
+    ] = None,
+    period_ms: Annotated[int, typer.Option(min=100, max=60_000, help="Between memory samples.")] = 500,
+    system_period_ms: Annotated[int, typer.Option(min=500, max=600_000, help="Between system samples.")] = 2000,
+    name: Annotated[str | None, typer.Option(help="The node's name for people; the host's by default.")] = None,
+    root: Annotated[
+        Path,
+        typer.Option(exists=True, file_okay=False, help="Where proc and sys are: a recorded tree, for debugging."),
+    ] = MACHINE_ROOT,
+    ready_file: Annotated[Path | None, typer.Option(help="Write the address into this file once it answers.")] = None,
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.")] = "info",
+    only_once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
+) -> None:
+    """Read this node's memory and pressure, and stream them to the master."""
+    logs.configure("probe", level=log_level)
+    try:
+        given = override(memory, override_memory)
+        if only_once:
+            sample = once.read_once(choose(root, Failures()), given, SystemClock())
+            typer.echo(once.as_json(sample) if json else once.as_text(sample))
+            return
+        settings = Settings(
+            master=master,
+            listen=listen,
+            insecure=insecure,
+            state_dir=state_dir or default_state_dir(),
+            override=given,
+            period_ms=period_ms,
+            system_period_ms=system_period_ms,
+            name=name,
+            root=root,
+            ready_file=ready_file,
+        )
+        asyncio.run(process.run(settings))
+    except (AddressError, IdentityError, SettingsError) as error:
+        typer.echo(f"ullage probe: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+if __name__ == "__main__":
+    app()

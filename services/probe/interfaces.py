@@ -1,0 +1,63 @@
+"""The node's network interfaces: each address that is up, with what carries it."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from ullage.v1 import node_pb2
+
+_PREFIXES: Final[tuple[tuple[str, node_pb2.InterfaceKind.ValueType], ...]] = (
+    ("lo", node_pb2.INTERFACE_KIND_LOOPBACK),
+    ("wl", node_pb2.INTERFACE_KIND_WIFI),
+    ("thunderbolt", node_pb2.INTERFACE_KIND_THUNDERBOLT),
+    ("tun", node_pb2.INTERFACE_KIND_TUNNEL),
+    ("tap", node_pb2.INTERFACE_KIND_TUNNEL),
+    ("utun", node_pb2.INTERFACE_KIND_TUNNEL),
+    ("wg", node_pb2.INTERFACE_KIND_TUNNEL),
+    ("tailscale", node_pb2.INTERFACE_KIND_TUNNEL),
+    ("ppp", node_pb2.INTERFACE_KIND_TUNNEL),
+    ("eth", node_pb2.INTERFACE_KIND_ETHERNET),
+    ("en", node_pb2.INTERFACE_KIND_ETHERNET),
+)
+"""By the names that kernels and system managers give; another name is OTHER."""
+
+_MEGABITS_UNKNOWN: Final = frozenset({0, 65535, 4294967295})
+"""What drivers say when they do not know: 0, or -1 read as unsigned."""
+
+
+def interfaces(root: Path) -> list[node_pb2.NetworkInterface]:
+    """One entry for each IP address of an interface that is up, by name. May raise whatever psutil does."""
+    stats = psutil.net_if_stats()
+    found: list[node_pb2.NetworkInterface] = []
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        if name not in stats or not stats[name].isup:
+            continue
+        found.extend(
+            _interface(name, address.address, stats[name].speed, root)
+            for address in addresses
+            if address.family in {socket.AF_INET, socket.AF_INET6}
+        )
+    return found
+
+
+def _interface(name: str, scoped: str, megabits: int, root: Path) -> node_pb2.NetworkInterface:
+    address = scoped.partition("%")[0]
+    return node_pb2.NetworkInterface(
+        name=name,
+        address=address,
+        kind=kind(name, root),
+        speed_bits_per_second=None if megabits in _MEGABITS_UNKNOWN else megabits * 1_000_000,
+        link_local=ipaddress.ip_address(address).is_link_local,
+    )
+
+
+def kind(name: str, root: Path) -> node_pb2.InterfaceKind.ValueType:
+    """What carries the interface: Linux says which are wireless; the rest goes by its name."""
+    if (root / "sys/class/net" / name / "wireless").exists():
+        return node_pb2.INTERFACE_KIND_WIFI
+    return next((kind for prefix, kind in _PREFIXES if name.startswith(prefix)), node_pb2.INTERFACE_KIND_OTHER)

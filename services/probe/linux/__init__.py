@@ -1,0 +1,1 @@
+"""How Linux tells what its memory is doing."""

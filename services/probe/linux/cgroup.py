@@ -1,0 +1,255 @@
+"""The memory limits on this process: every cgroup from its own up to the root of the mount, v1, v2 or both.
+
+Rules this module lives by:
+- What is used of a limit is `usage - inactive_file - active_file`: the file cache goes when it is needed.
+  tmpfs is not in those two, and does not go.
+- A limit at or above the machine's memory is none: v1 writes a number near 2^63 for it, v2 "max".
+- The kernel enforces every limit on the way up, so the least room on the way is what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+from services.probe.failures import Failures
+from services.probe.linux import psi
+from services.probe.linux.open_file import OpenFile
+from services.probe.reading import Stall
+
+_DIGITS_MAX: Final = 19
+_LEVELS_MAX: Final = 32
+"""Deeper than any hierarchy that was seen; each level costs a read or two."""
+
+_ROOMS_PER_LIMITS: Final = 4
+"""Limits are changed by hand, so they are read at every fourth reading: a desktop has ten files of them."""
+
+
+class Room(NamedTuple):
+    """What the limits leave; all None where nothing limits."""
+
+    limit_bytes: int | None = None
+    used_bytes: int | None = None
+    available_bytes: int | None = None
+
+
+class Events(NamedTuple):
+    """How often the cgroup ran out of memory or was held at its limit, since it was made."""
+
+    oom: int | None = None
+    limit: int | None = None
+
+
+class Mount(NamedTuple):
+    """A mounted hierarchy, and the cgroup mounted there: not "/" in a container that sees only its own part."""
+
+    root: PurePosixPath
+    point: PurePosixPath
+
+
+class Dialect(NamedTuple):
+    """What the files and the lines of memory.stat are called."""
+
+    limits: tuple[str, ...]
+    usage: str
+    events: str
+    cache: tuple[bytes, ...]
+    oom: tuple[bytes, ...]
+    held: tuple[bytes, ...]
+
+
+V1: Final = Dialect(
+    limits=("memory.limit_in_bytes",),
+    usage="memory.usage_in_bytes",
+    events="memory.oom_control",
+    cache=(b"total_inactive_file", b"total_active_file"),
+    oom=(b"oom_kill",),
+    held=(),
+)
+V2: Final = Dialect(
+    # Above "high" a process is slowed until it gives memory back: there is no room to promise there.
+    limits=("memory.max", "memory.high"),
+    usage="memory.current",
+    events="memory.events",
+    cache=(b"inactive_file", b"active_file"),
+    oom=(b"oom", b"oom_kill"),
+    held=(b"high", b"max"),
+)
+
+
+def parse_limit(text: bytes) -> int | None:
+    """The limit a file states, in bytes; None for "max", for nothing and for nonsense. Never raises.
+
+    0 is none as well: the process that reads it lives under it, so it cannot be in force.
+    """
+    digits = text.strip()
+    return (int(digits) or None) if digits.isdigit() and len(digits) <= _DIGITS_MAX else None
+
+
+def parse_cache(text: bytes, dialect: Dialect) -> int:
+    """The bytes of file cache in a memory.stat. A line that is missing counts as no cache, so as used."""
+    return _sum(text, dialect.cache) or 0
+
+
+def parse_events(text: bytes, dialect: Dialect) -> Events:
+    """The counters of memory.events (v2) or memory.oom_control (v1), None where there are none. Never raises."""
+    return Events(oom=_sum(text, dialect.oom), limit=_sum(text, dialect.held))
+
+
+def room(limit_bytes: int, usage_bytes: int, cache_bytes: int) -> Room:
+    """What a limit leaves: between 0 and the limit, whatever the counters say."""
+    used = min(max(usage_bytes - cache_bytes, 0), limit_bytes)
+    return Room(limit_bytes, used, limit_bytes - used)
+
+
+def parse_membership(text: str) -> tuple[str | None, str | None]:
+    """The paths of /proc/self/cgroup in the v1 memory hierarchy and in v2, None where it has no part."""
+    v1 = v2 = None
+    for line in text.splitlines():
+        _, separator, rest = line.partition(":")
+        controllers, separator, path = rest.partition(":")
+        if not separator:
+            continue
+        if "memory" in controllers.split(","):
+            v1 = path
+        elif not controllers:
+            v2 = path
+    return v1, v2
+
+
+def parse_mounts(text: str) -> tuple[Mount | None, Mount | None]:
+    """Where /proc/self/mountinfo says the v1 memory hierarchy and v2 are mounted."""
+    v1 = v2 = None
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, (kind, *rest) = before.split(" "), after.split(" ")
+        if len(fields) < 5 or not kind.startswith("cgroup"):
+            continue
+        mount = Mount(PurePosixPath(_unescaped(fields[3])), PurePosixPath(_unescaped(fields[4])))
+        if kind == "cgroup2":
+            v2 = v2 or mount
+        elif rest and "memory" in rest[-1].split(","):
+            v1 = v1 or mount
+    return v1, v2
+
+
+def directories(mount: Mount, path: str, root: Path) -> list[Path]:
+    """The cgroup's directory and all above it, up to where the hierarchy is mounted; `root` is before both.
+
+    A path outside the mounted part cannot be seen from here: the mount itself is then the nearest there is.
+    """
+    top = root / str(mount.point).lstrip("/")
+    own = PurePosixPath(path)
+    if ".." in own.parts or not own.is_relative_to(mount.root):
+        return [top]
+    parts = own.relative_to(mount.root).parts[:_LEVELS_MAX]
+    return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+class Cgroups:
+    """The cgroups above this process, found once. What is used of a limit is read every time."""
+
+    def __init__(self, root: Path, failures: Failures) -> None:
+        """`root` holds proc and sys: "/", or a recorded tree."""
+        paths = parse_membership(_text(root / "proc/self/cgroup", failures))
+        mounts = parse_mounts(_text(root / "proc/self/mountinfo", failures))
+        v1, v2 = (
+            directories(mount, path, root) if mount is not None and path is not None else []
+            for mount, path in zip(mounts, paths, strict=True)
+        )
+        dialect, limiting = (V1, v1) if v1 else (V2, v2)
+        self._levels = [_Level(directory, dialect, failures) for directory in limiting]
+        self._events = _existing(limiting[0] / dialect.events, failures) if limiting else None
+        # In a hybrid, v1 limits while only v2 has stall information. The root cgroup's is the machine's own, which
+        # is read already; only the others have a type.
+        inside = bool(v2) and (v2[0] / "cgroup.type").exists()
+        self._pressure = _existing(v2[0] / "memory.pressure", failures) if inside else None
+        self._dialect = dialect
+        self._limited: list[_Level] = []
+        self._rooms_until_limits = 0
+
+    def room(self, ram_total_bytes: int | None) -> Room:
+        """The tightest limit, what is used of it, and the least room left under any limit."""
+        if self._rooms_until_limits == 0:
+            self._rooms_until_limits = _ROOMS_PER_LIMITS
+            self._limited = [level for level in self._levels if level.read_limit(ram_total_bytes)]
+        self._rooms_until_limits -= 1
+        if not self._limited:
+            return Room()
+        rooms = [level.room() for level in self._limited]
+        tightest = min(rooms, key=lambda found: found.limit_bytes or 0)
+        known = [found.available_bytes for found in rooms if found.available_bytes is not None]
+        return tightest._replace(available_bytes=min(known, default=None))
+
+    def stall(self) -> Stall | None:
+        """The stall information of the process's own cgroup, None where it has none."""
+        text = self._pressure.read() if self._pressure is not None else None
+        return None if text is None else psi.parse(text)
+
+    def events(self) -> Events:
+        """How often the process's own cgroup hit its limits."""
+        text = self._events.read() if self._events is not None else None
+        return Events() if text is None else parse_events(text, self._dialect)
+
+
+class _Level:
+    """One cgroup on the way up."""
+
+    def __init__(self, directory: Path, dialect: Dialect, failures: Failures) -> None:
+        self._dialect = dialect
+        self._limits = [file for name in dialect.limits if (file := _existing(directory / name, failures)) is not None]
+        self._usage = OpenFile(directory / dialect.usage, failures)
+        self._stat = OpenFile(directory / "memory.stat", failures)
+        self._limit_bytes = 0
+
+    def read_limit(self, ram_total_bytes: int | None) -> bool:
+        """Whether this cgroup sets a limit below the machine's memory, which then counts until the next call."""
+        texts = [text for file in self._limits if (text := file.read()) is not None]
+        limit = min((found for text in texts if (found := parse_limit(text)) is not None), default=None)
+        self._limit_bytes = limit or 0
+        return limit is not None and (ram_total_bytes is None or limit < ram_total_bytes)
+
+    def room(self) -> Room:
+        """What this cgroup leaves under its limit."""
+        usage = parse_limit(self._usage.read() or b"")
+        if usage is None:
+            return Room(self._limit_bytes)
+        return room(self._limit_bytes, usage, parse_cache(self._stat.read() or b"", self._dialect))
+
+
+def _existing(path: Path, failures: Failures) -> OpenFile | None:
+    """The file, where this kernel has it: a root cgroup has no limit, and nothing is wrong about that."""
+    return OpenFile(path, failures) if path.exists() else None
+
+
+def _text(path: Path, failures: Failures) -> str:
+    """The whole file, "" where it is missing: a kernel without cgroups limits nothing."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        failures.add(str(path), error)
+        return ""
+
+
+def _sum(text: bytes, names: tuple[bytes, ...]) -> int | None:
+    """The sum of the lines "name number" that are there, None where none is."""
+    text = b"\n" + text
+    counts = [count for name in names if (count := _count(text, b"\n" + name + b" ")) is not None]
+    return sum(counts) if counts else None
+
+
+def _count(text: bytes, key: bytes) -> int | None:
+    start = text.find(key)
+    if start < 0:
+        return None
+    start += len(key)
+    digits = text[start : start + _DIGITS_MAX + 1].partition(b"\n")[0]
+    return int(digits) if digits.isdigit() and len(digits) <= _DIGITS_MAX else None
+
+
+def _unescaped(field: str) -> str:
+    r"""A mountinfo field with its \040 and the like made characters again."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)

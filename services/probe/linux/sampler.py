@@ -1,0 +1,59 @@
+"""The Linux sampler: /proc/meminfo, stall information and cgroup limits, in one reading of some 20 us.
+
+It is read inline on the event loop: handing it to a thread costs more than the reading itself.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.probe.failures import Failures
+from services.probe.linux import meminfo, psi
+from services.probe.linux.cgroup import Cgroups
+from services.probe.linux.meminfo import Meminfo
+from services.probe.linux.open_file import OpenFile
+from services.probe.reading import Reading, Stall, bounded
+from ullage.v1 import node_pb2
+
+
+class LinuxSampler:
+    """Reads the memory of the machine, or of one recorded as files."""
+
+    def __init__(self, root: Path, failures: Failures) -> None:
+        """`root` holds proc and sys: "/", or a recorded tree."""
+        self._meminfo = OpenFile(root / "proc/meminfo", failures)
+        pressure = root / "proc/pressure/memory"
+        # A kernel without it is no failure; one that has it switched off fails at reading.
+        self._pressure = OpenFile(pressure, failures) if pressure.exists() else None
+        self._cgroups = Cgroups(root, failures)
+
+    def read(self) -> Reading:
+        """The memory now. Never raises: what cannot be read is absent, and was counted."""
+        text = self._meminfo.read()
+        memory = Meminfo() if text is None else meminfo.parse(text)
+        room = self._cgroups.room(memory.total_bytes)
+        events = self._cgroups.events()
+        available = bounded(memory.available_bytes, memory.total_bytes)
+        free = bounded(memory.free_bytes, memory.total_bytes)
+        swap = bounded(memory.swap_free_bytes, memory.swap_total_bytes)
+        return Reading(
+            source=node_pb2.MEMORY_SOURCE_PROCFS,
+            ram_total_bytes=memory.total_bytes,
+            ram_available_bytes=available,
+            ram_free_bytes=free,
+            file_backed_bytes=memory.file_backed_bytes,
+            swap_total_bytes=memory.swap_total_bytes,
+            swap_available_bytes=swap,
+            cgroup_limit_bytes=room.limit_bytes,
+            cgroup_used_bytes=room.used_bytes,
+            cgroup_available_bytes=room.available_bytes,
+            host_stall=self._stall(),
+            cgroup_stall=self._cgroups.stall(),
+            oom_events=events.oom,
+            limit_events=events.limit,
+            clamped=(available, free, swap) != (memory.available_bytes, memory.free_bytes, memory.swap_free_bytes),
+        )
+
+    def _stall(self) -> Stall | None:
+        text = self._pressure.read() if self._pressure is not None else None
+        return None if text is None else psi.parse(text)

@@ -1,0 +1,56 @@
+"""The MemorySample a probe sends: a reading, what was concluded from it, and how.
+
+Inside a cgroup with a limit, total and available are those of the limit, since that is all the node has; the
+limit and what is used of it stand beside them. Whoever subtracts one from the other is then right everywhere.
+"""
+
+from __future__ import annotations
+
+from services.probe.estimator import Estimate
+from services.probe.pressure import Verdict
+from services.probe.reading import Reading
+from ullage.v1 import node_pb2
+
+
+def memory_sample(reading: Reading, verdict: Verdict, estimate: Estimate, taken_at_ns: int) -> node_pb2.MemorySample:
+    """All that is known of the memory at `taken_at_ns`, nanoseconds since 1970."""
+    sample = node_pb2.MemorySample(
+        ram_total_bytes=reading.total_bytes,
+        ram_available_bytes=reading.available_bytes,
+        swap_total_bytes=reading.swap_total_bytes,
+        swap_available_bytes=reading.swap_available_bytes,
+        ram_free_bytes=reading.ram_free_bytes,
+        wired_bytes=reading.wired_bytes,
+        file_backed_bytes=reading.file_backed_bytes,
+        cgroup_limit_bytes=reading.cgroup_limit_bytes,
+        cgroup_used_bytes=reading.cgroup_used_bytes,
+        stall_some_pct=verdict.stalls.some_pct,
+        stall_full_pct=verdict.stalls.full_pct,
+        strict_available_bytes=estimate.strict_bytes,
+        balanced_available_bytes=estimate.balanced_bytes,
+        ceiling_available_bytes=estimate.ceiling_bytes,
+        pressure_level=verdict.level,
+        pressure_pct=verdict.pressure_pct,
+        pressure_reasons=(
+            node_pb2.PressureReason(level=reason.level, signal=reason.signal, detail=reason.detail)
+            for reason in verdict.reasons
+        ),
+        source=reading.source,
+        flags=(*estimate.flags, *_reading_flags(reading)),
+    )
+    sample.taken_at.FromNanoseconds(taken_at_ns)
+    return sample
+
+
+def _reading_flags(reading: Reading) -> list[node_pb2.MemoryFlag.ValueType]:
+    flags = []
+    if reading.host_stall is None and reading.cgroup_stall is None:
+        flags.append(node_pb2.MEMORY_FLAG_PSI_MISSING)
+    if reading.clamped:
+        flags.append(node_pb2.MEMORY_FLAG_CLAMPED)
+    if reading.cgroup_limit_bytes is not None:
+        flags.append(node_pb2.MEMORY_FLAG_CGROUP_LIMITED)
+    if reading.source == node_pb2.MEMORY_SOURCE_PSUTIL:
+        # Its available figure means something else on every system.
+        flags.append(node_pb2.MEMORY_FLAG_ESTIMATED)
+    return flags

@@ -1,0 +1,82 @@
+"""One probe's life: read, report and answer until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import structlog
+
+from services import rpc
+from services.clock import SystemClock
+from services.probe.failures import Failures
+from services.probe.identity import identity
+from services.probe.latest import Latest
+from services.probe.loop import Loop
+from services.probe.reporter import Reporter
+from services.probe.sampler import choose
+from services.probe.servicer import ProbeServicer
+from services.probe.settings import Settings
+from services.probe.system import SystemSampler
+from ullage.v1 import probe_service_pb2, probe_service_pb2_grpc
+
+SERVICE_NAME = probe_service_pb2.DESCRIPTOR.services_by_name["ProbeService"].full_name
+
+log = structlog.get_logger()
+
+
+async def run(settings: Settings) -> None:
+    """Probe until SIGTERM or SIGINT. Raises AddressError or IdentityError where it cannot start."""
+    address = rpc.listen_address(settings.listen, insecure=settings.insecure)
+    me = identity(settings.state_dir, settings.name, settings.root)
+    clock, failures, latest = SystemClock(), Failures(), Latest()
+    reporter = Reporter(settings.master, me, clock)
+    loop = Loop(
+        sampler=choose(settings.root, failures),
+        system=SystemSampler(settings.state_dir, settings.root, failures),
+        override=settings.override,
+        node_id=me.node_id,
+        reporter=reporter,
+        latest=latest,
+        clock=clock,
+        period_s=settings.period_ms / 1000,
+        system_period_s=settings.system_period_ms / 1000,
+    )
+    server = rpc.Server()
+    server.add(
+        SERVICE_NAME, probe_service_pb2_grpc.add_ProbeServiceServicer_to_server, ProbeServicer(me, latest, reporter)
+    )
+    port = await server.start(address)
+    stop = _stop_signal()
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(loop.run()), tasks.create_task(reporter.run())]
+        await server.set_serving(serving=True)
+        _say_listening(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}", settings)
+        await stop.wait()
+        latest.close()
+        await server.stop()
+        for task in running:
+            task.cancel()
+
+
+def _stop_signal() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _say_listening(address: str, settings: Settings) -> None:
+    log.info("listening", address=address, master=settings.master)
+    if settings.ready_file is not None:
+        _write_ready_file(settings.ready_file, address)
+
+
+def _write_ready_file(path: Path, address: str) -> None:
+    """Whoever waits for the file never sees half of it."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(f"{address}\n", encoding="utf-8")
+    draft.replace(path)

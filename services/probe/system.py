@@ -1,0 +1,59 @@
+"""The SystemSample: load, temperature, disk and interfaces, through psutil on every system.
+
+It is slower than the memory reading by a factor of ten and taken more seldom. What the OS does not give is
+absent; a recorded root says nothing of these, so they are always the machine's own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from services.probe.failures import Failures
+from services.probe.interfaces import interfaces
+from ullage.v1 import node_pb2
+
+_CPU_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
+"""The drivers that know the processor's temperature, the nearest to it first."""
+
+
+class SystemSampler:
+    """Reads what is there beside memory."""
+
+    def __init__(self, disk: Path, root: Path, failures: Failures) -> None:
+        """`disk` is a folder on the disk to report."""
+        self._disk = disk
+        self._root = root
+        self._failures = failures
+        # psutil compares with its last call; the first has nothing to compare with and says 0.
+        failures.guard("cpu", psutil.cpu_percent)
+
+    def read(self, memory: node_pb2.MemorySample) -> node_pb2.SystemSample:
+        """The system now, around the memory sample of the same moment. Never raises."""
+        guard = self._failures.guard
+        disk = guard("disk", lambda: psutil.disk_usage(str(self._disk)))
+        return node_pb2.SystemSample(
+            taken_at=memory.taken_at,
+            cpu_pct=guard("cpu", psutil.cpu_percent),
+            logical_cores=psutil.cpu_count(),
+            load_1m=guard("load", lambda: os.getloadavg()[0]),
+            temperature_celsius=guard("temperature", _temperature_celsius),
+            disk_total_bytes=None if disk is None else disk.total,
+            disk_available_bytes=None if disk is None else disk.free,
+            interfaces=guard("interfaces", lambda: interfaces(self._root)) or (),
+            memory=memory,
+        )
+
+
+def _temperature_celsius() -> float | None:
+    """The processor's hottest sensor, None where there is none or the OS does not tell."""
+    if not hasattr(psutil, "sensors_temperatures"):
+        return None
+    sensors = psutil.sensors_temperatures()
+    for name in _CPU_SENSORS:
+        if name in sensors:
+            return max((float(sensor.current) for sensor in sensors[name]), default=None)
+    return None
