@@ -152,29 +152,16 @@ class _Scale:
         return [weight]
 
     def _quantized(self, module: Module) -> list[Tensor]:
-        """The packed weight with its scales and biases; bits and group size follow from the shapes, as in MLX."""
+        """The packed weight with its scales and biases."""
         weight, scales, biases = (self._taken(f"{module.name}.{part}") for part in ("weight", "scales", "biases"))
-        rows, columns = module.weight_shape if len(module.weight_shape) == 2 else (0, 0)
-        bits = _ratio(weight.shape[-1:], columns, per=32)
-        groups = scales.shape[-1] if scales.shape else 0
-        group_size = _ratio((columns,), groups, per=1)
-        understood = (
-            self._config.quantized
-            and weight.dtype == "U32"
-            and scales.dtype == biases.dtype
-            and scales.dtype in _SCALE_DTYPES
-            and bits in _QUANTIZED_BITS
-            and group_size is not None
-            and weight.shape[:-1] == scales.shape[:-1] == (rows,)
-            and scales.shape == biases.shape
-        )
-        if not understood or bits is None or group_size is None:
+        packing = _packing(weight, scales, biases, module.weight_shape) if self._config.quantized else None
+        if packing is None:
             raise ModelFolderError(
                 f"the quantisation of {module.name} in {weight.file_name} is not understood: "
                 f"{weight.dtype} {list(weight.shape)} with scales {scales.dtype} {list(scales.shape)} for a weight of "
                 f"{list(module.weight_shape)}; take an MLX conversion (affine) with its own config.json"
             )
-        self._packings[bits, group_size] += 1
+        self._packings[packing] += 1
         return [weight, scales, biases]
 
     def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -201,11 +188,23 @@ class _Scale:
         return tensor
 
 
-def _ratio(numerator: tuple[int, ...], denominator: int, *, per: int) -> int | None:
-    """The numerator * per / denominator where that is a whole number."""
-    if not numerator or denominator <= 0 or numerator[0] * per % denominator:
+def _packing(weight: Tensor, scales: Tensor, biases: Tensor, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """Bits and group size as MLX reads them off the shapes, or None where these make no sense."""
+    if len(shape) != 2 or len(weight.shape) != 2 or len(scales.shape) != 2 or 0 in scales.shape:
         return None
-    return numerator[0] * per // denominator
+    rows, columns = shape
+    bits, odd_bits = divmod(weight.shape[1] * 32, columns)
+    group_size, odd_numbers = divmod(columns, scales.shape[1])
+    understood = (
+        not odd_bits
+        and not odd_numbers
+        and bits in _QUANTIZED_BITS
+        and weight.shape[0] == scales.shape[0] == rows
+        and weight.dtype == "U32"
+        and scales.dtype in _SCALE_DTYPES
+        and (scales.dtype, scales.shape) == (biases.dtype, biases.shape)
+    )
+    return (bits, group_size) if understood else None
 
 
 def _packing_words(packing: tuple[int, int]) -> str:
