@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from services import model_folder, rpc
+from services import rpc
 from services.clock import Clock
 from services.runner import identity, links, models, servicer
 from services.runner.description import WEIGHT_FORMS, describe
@@ -43,29 +43,16 @@ log = structlog.get_logger()
 class Runner:
     """One boot of a node's runner."""
 
-    def __init__(
-        self, settings: Settings, profile: node_pb2.RunnerProfile, command: Sequence[str], folder: Path, clock: Clock
-    ) -> None:
+    def __init__(self, settings: Settings, profile: node_pb2.RunnerProfile, shop: Workshop, outbox: Outbox) -> None:
+        """`outbox` is what `shop` tells its facts to."""
         self._settings = settings
-        self._clock = clock
+        self._clock = shop.clock
         self.profile = profile
-        self.outbox = Outbox()
-        weights = next(name for name, form in WEIGHT_FORMS.items() if form == profile.weight_form)
-        shop = Workshop(
-            node_id=profile.node_id,
-            command=command,
-            weights=weights,
-            folder=folder,
-            models_dir=settings.models_dir,
-            verify_model=model_folder.verify,
-            clock=clock,
-            tell=self.outbox.add,
-            bounds=STOP_BOUNDS,
-        )
+        self.outbox = outbox
         self.shards = Shards(shop, settings.threads)
         self._channel = rpc.channel(settings.master)
         self._session = Session(
-            self._channel, lambda: self.profile, self.outbox, self.shards.reconcile, self._dial, clock
+            self._channel, lambda: self.profile, self.outbox, self.shards.reconcile, self._dial, shop.clock
         )
         self._dials: set[asyncio.Task[None]] = set()
 
@@ -126,14 +113,20 @@ async def running(
 
     Raises IdentityError, DescriptionError or AddressError when it cannot start.
     """
-    profile = await describe(command, settings.threads, settings.weights)
-    profile.node_id = identity.node_id(settings.state_dir)
-    profile.boot_id = uuid.uuid4().hex
-    profile.ullage_version = metadata.version("ullage")
-    profile.threads = settings.threads
-    profile.model_ids.extend(models.present(settings.models_dir))
+    profile = await _profile(settings, command)
     with tempfile.TemporaryDirectory(prefix="ullage-", dir=_short_place()) as folder:
-        runner = Runner(settings, profile, command, Path(folder), clock)
+        outbox = Outbox()
+        shop = Workshop(
+            node_id=profile.node_id,
+            command=command,
+            weights=next(name for name, form in WEIGHT_FORMS.items() if form == profile.weight_form),
+            folder=Path(folder),
+            models_dir=settings.models_dir,
+            clock=clock,
+            tell=outbox.add,
+            bounds=STOP_BOUNDS,
+        )
+        runner = Runner(settings, profile, shop, outbox)
         server = await runner.serve()
         work = asyncio.create_task(runner.work())
         try:
@@ -145,6 +138,17 @@ async def running(
             await asyncio.wait([work])
             await runner.close()
             await server.stop(grace_seconds=0.2)
+
+
+async def _profile(settings: Settings, command: Sequence[str]) -> node_pb2.RunnerProfile:
+    """What this boot of the runner is; without its address, which is known once it listens."""
+    profile = await describe(command, settings.threads, settings.weights)
+    profile.node_id = identity.node_id(settings.state_dir)
+    profile.boot_id = uuid.uuid4().hex
+    profile.ullage_version = metadata.version("ullage")
+    profile.threads = settings.threads
+    profile.model_ids.extend(models.present(settings.models_dir))
+    return profile
 
 
 def _short_place() -> Path | None:

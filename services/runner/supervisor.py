@@ -21,9 +21,8 @@ import grpc
 import structlog
 from grpc_health.v1 import health_pb2
 
-from services import rpc
+from services import model_folder, rpc
 from services.clock import Clock
-from services.model_folder import ModelFolderError
 from services.runner import models
 from services.runner.process import ShardProcess, exit_words
 from services.runner.progress import Progress
@@ -66,8 +65,6 @@ class Workshop:
     folder: Path
     """Private to this runner, with a path short enough for a unix socket."""
     models_dir: Path
-    verify_model: Callable[[Path, model_pb2.Model], None]
-    """Raises ModelFolderError when the folder does not hold the model."""
     clock: Clock
     tell: Callable[[event_pb2.Fact], None]
     """Takes what the master shall know."""
@@ -121,11 +118,11 @@ class ShardSupervisor:
         try:
             model = self.assignment.model
             model_path = models.folder(self._shop.models_dir, model.model_id)
-            await asyncio.to_thread(self._shop.verify_model, model_path, model)
+            await asyncio.to_thread(model_folder.verify, model_path, model)
             self._process = await self._start()
             if not self._stopping:
                 await self._run(self._process, model_path)
-        except ModelFolderError as error:
+        except model_folder.ModelFolderError as error:
             self._fail(str(error))
         except OSError as error:
             self._fail(f"its process could not be started: {error}")

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from services import model_folder
 from services.clock import SystemClock
 from services.runner.supervisor import Bounds, Workshop
+from tests import tiny_models
 from tests.runner.told import MakeAssignment, MakeWorkshop, Told
 from ullage.v1 import dispatch_service_pb2, model_pb2
 
@@ -29,8 +31,22 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(scope="session")
+def tiny_models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the model "tiny" is."""
+    models_dir = tmp_path_factory.mktemp("models")
+    folder = tiny_models.write(models_dir / "tiny")
+    model_folder.write_manifest(folder, model_folder.describe(folder, model_id="tiny", source="a test"))
+    return models_dir
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_models_dir: Path) -> model_pb2.Model:
+    return model_folder.read_manifest(tiny_models_dir / "tiny")
+
+
 @pytest.fixture
-def workshop(told: Told, short_folder: Path) -> MakeWorkshop:
+def workshop(told: Told, short_folder: Path, tiny_models_dir: Path) -> MakeWorkshop:
     """Makes a workshop whose shards behave as asked."""
 
     def make(behaviour: str, bounds: Bounds | None = None) -> Workshop:
@@ -39,8 +55,7 @@ def workshop(told: Told, short_folder: Path) -> MakeWorkshop:
             command=(sys.executable, str(FAKE_SHARD), behaviour),
             weights="float32",
             folder=short_folder,
-            models_dir=short_folder,
-            verify_model=lambda folder, model: None,
+            models_dir=tiny_models_dir,
             clock=SystemClock(),
             tell=told,
             bounds=bounds or Bounds(),
@@ -50,7 +65,7 @@ def workshop(told: Told, short_folder: Path) -> MakeWorkshop:
 
 
 @pytest.fixture
-def assignment() -> MakeAssignment:
+def assignment(tiny_model: model_pb2.Model) -> MakeAssignment:
     """Makes an assignment of one rank, of an instance whose two ranks are on n1 and n2."""
 
     def make(instance_id: str = "i1", rank: int = 0) -> dispatch_service_pb2.Assignment:
@@ -58,7 +73,7 @@ def assignment() -> MakeAssignment:
             instance_id=instance_id,
             rank=rank,
             shard=model_pb2.Shard(rank=rank, node_id="n1"),
-            model=model_pb2.Model(model_id="tiny"),
+            model=tiny_model,
             peers=[
                 dispatch_service_pb2.Peer(rank=0, node_id="n1", address="127.0.0.1:1"),
                 dispatch_service_pb2.Peer(rank=1, node_id="n2", address="127.0.0.1:2"),

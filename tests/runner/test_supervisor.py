@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.model_folder import ModelFolderError
 from services.runner.supervisor import Bounds, ShardSupervisor
 from tests.runner.told import MakeAssignment, MakeWorkshop, Told
 from ullage.v1 import model_pb2
@@ -181,12 +180,22 @@ async def test_a_runner_that_stops_fails_its_shards_with_the_reason(
 async def test_a_model_that_is_not_here_fails_the_shard_before_any_process(
     workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
 ) -> None:
-    def absent(folder: Path, model: model_pb2.Model) -> None:
-        raise ModelFolderError(f"{model.model_id} is not here")
+    other = assignment()
+    other.model.model_id = "other"
+    await ShardSupervisor(other, 1, 1, workshop("runs")).wait()
 
-    await ShardSupervisor(assignment(), 1, 1, dataclasses.replace(workshop("runs"), verify_model=absent)).wait()
+    assert told.phases == ["STARTING", "FAILED"]
+    assert "ullage models add" in told.statuses[-1].failure.message
 
-    assert told.statuses[-1].failure.message == "tiny is not here"
+
+async def test_a_model_id_that_leads_out_of_the_models_folder_is_refused(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    outside = assignment()
+    outside.model.model_id = "../tiny"
+    await ShardSupervisor(outside, 1, 1, workshop("runs")).wait()
+
+    assert told.statuses[-1].failure.message == "'../tiny' cannot be the name of a model's folder"
 
 
 async def test_the_requests_a_shard_serves_are_passed_on_as_facts(
