@@ -1,9 +1,40 @@
-"""How clients put models on nodes and take them off."""
+"""How clients put models on nodes and take them off.
+
+Rules this module lives by:
+- A decision is made and committed while `cluster.placing` is held: no two decisions ever see the same bytes.
+- A client that goes away in between changes nothing of that: what was begun under the lock ends under it.
+- Nothing is dispatched, and nothing reserved, but by the fact that records the decision.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import uuid
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from services.master import errors, view
+from services.master.allocator import place
 from services.master.cluster import Cluster
-from ullage.v1 import placement_service_pb2_grpc
+from services.master.servicers import pages
+from services.master.servicers.errors import translated
+from services.master.state import InstanceRecord, State
+from ullage.v1 import event_pb2, model_pb2, placement_service_pb2, placement_service_pb2_grpc
+
+_INSTANCE_KINDS: Final = ("shard_status_changed", "instance_placed", "instance_released", "runner_announced")
+"""The facts that can change an instance."""
+
+_OVER: Final = frozenset({model_pb2.INSTANCE_STATE_RELEASED, model_pb2.INSTANCE_STATE_FAILED})
+
+_SLUG_LENGTH_MAX: Final = 24
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
 
 
 class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
@@ -11,3 +42,187 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    async def Place(
+        self, request: placement_service_pb2.PlaceRequest, context: Any
+    ) -> placement_service_pb2.PlaceResponse:
+        with translated():
+            if request.validate_only:
+                return placement_service_pb2.PlaceResponse(instance=self._validated(request.spec))
+            return placement_service_pb2.PlaceResponse(instance=await self._to_its_end(self._placed(request.spec)))
+
+    async def PreviewPlacement(
+        self, request: placement_service_pb2.PreviewPlacementRequest, context: Any
+    ) -> placement_service_pb2.PreviewPlacementResponse:
+        with translated():
+            outcome = self._decide(request.spec, self._cluster.silent_node_ids())
+            if isinstance(outcome, model_pb2.Refusal):
+                return placement_service_pb2.PreviewPlacementResponse(refusal=outcome)
+            return placement_service_pb2.PreviewPlacementResponse(placement=outcome)
+
+    async def Release(
+        self, request: placement_service_pb2.ReleaseRequest, context: Any
+    ) -> placement_service_pb2.ReleaseResponse:
+        with translated():
+            return placement_service_pb2.ReleaseResponse(instance=await self._to_its_end(self._released(request)))
+
+    async def GetInstance(
+        self, request: placement_service_pb2.GetInstanceRequest, context: Any
+    ) -> placement_service_pb2.GetInstanceResponse:
+        with translated():
+            record = self._record(request.instance_id)
+            return placement_service_pb2.GetInstanceResponse(instance=view.instance(record))
+
+    async def ListInstances(
+        self, request: placement_service_pb2.ListInstancesRequest, context: Any
+    ) -> placement_service_pb2.ListInstancesResponse:
+        with translated():
+            size = pages.page_size(request.page_size)
+            records = _records(self._cluster.state, released=request.include_released)
+            start = bisect_left(records, _sequence(request.page_token), key=lambda each: each.placed_at_sequence)
+            following = records[start + size : start + size + 1]
+            return placement_service_pb2.ListInstancesResponse(
+                instances=[view.instance(record) for record in records[start : start + size]],
+                next_page_token=pages.page_token(str(following[0].placed_at_sequence)) if following else "",
+            )
+
+    async def WatchInstance(
+        self, request: placement_service_pb2.WatchInstanceRequest, context: Any
+    ) -> AsyncIterator[placement_service_pb2.WatchInstanceResponse]:
+        with translated():
+            record = self._record(request.instance_id)
+            async with self._cluster.subscribe(_INSTANCE_KINDS) as subscription:
+                shown = view.instance(record)
+                yield placement_service_pb2.WatchInstanceResponse(instance=shown)
+                while shown.state not in _OVER:
+                    await anext(subscription)
+                    now = view.instance(record)
+                    if now != shown:
+                        shown = now
+                        yield placement_service_pb2.WatchInstanceResponse(instance=shown)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; it goes on to its end even when the call is cancelled meanwhile."""
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # Asked for, so that it is not reported as lost where the caller has gone.
+
+    def _validated(self, spec: model_pb2.PlacementSpec) -> model_pb2.Instance:
+        """The instance as it would be placed now; nothing is recorded."""
+        outcome = self._decide(spec, self._cluster.silent_node_ids())
+        if isinstance(outcome, model_pb2.Refusal):
+            raise errors.Refused(outcome)
+        return model_pb2.Instance(spec=spec, placement=outcome, model=self._cluster.state.models[spec.model_id])
+
+    async def _placed(self, spec: model_pb2.PlacementSpec) -> model_pb2.Instance:
+        async with self._cluster.placing:
+            earlier = self._answered_before(spec)
+            if earlier is not None:
+                return view.instance(earlier)
+            silent = self._cluster.silent_node_ids()
+            outcome = self._decide(spec, silent)
+            if isinstance(outcome, model_pb2.Refusal):
+                await self._cluster.append(_refused(spec, outcome, silent))
+                log.info("placement refused", model=spec.model_id, reason=_reason(outcome))
+                raise errors.Refused(outcome)
+            instance_id = _new_instance_id(spec.model_id)
+            await self._cluster.append(*self._replaced(spec, instance_id), _placed(instance_id, spec, outcome, silent))
+            log.info("placed", instance=instance_id, model=spec.model_id, nodes=len(outcome.shards), forced=spec.force)
+            return view.instance(self._cluster.state.instances[instance_id])
+
+    def _answered_before(self, spec: model_pb2.PlacementSpec) -> InstanceRecord | None:
+        """The instance the same request got before. Raises RequestIdReused when that was another request."""
+        instance_id = self._cluster.state.requests.get(spec.request_id) if spec.request_id else None
+        if instance_id is None:
+            return None
+        record = self._cluster.state.instances[instance_id]
+        if record.spec != spec:
+            raise errors.RequestIdReused(spec.request_id, instance_id)
+        return record
+
+    def _decide(
+        self, spec: model_pb2.PlacementSpec, silent_node_ids: frozenset[str]
+    ) -> model_pb2.Placement | model_pb2.Refusal:
+        """The allocator's answer. Raises UnknownModel and UnknownInstance for names that are not there."""
+        if spec.model_id not in self._cluster.state.models:
+            raise errors.UnknownModel(spec.model_id)
+        if spec.replace_instance_id:
+            self._record(spec.replace_instance_id)
+        return place(self._cluster.state, spec, silent_node_ids)
+
+    def _replaced(self, spec: model_pb2.PlacementSpec, instance_id: str) -> list[event_pb2.Fact]:
+        """The release of the instance that this one takes the place of, if it is still wanted."""
+        if not spec.replace_instance_id or self._record(spec.replace_instance_id).released:
+            return []
+        reason = f"replaced by {instance_id}"
+        return [_release(spec.replace_instance_id, reason, spec.requested_by)]
+
+    async def _released(self, request: placement_service_pb2.ReleaseRequest) -> model_pb2.Instance:
+        async with self._cluster.placing:
+            record = self._record(request.instance_id)
+            if not record.released:
+                await self._cluster.append(_release(request.instance_id, request.reason, request.requested_by))
+                log.info("released", instance=request.instance_id, reason=request.reason)
+            return view.instance(record)
+
+    def _record(self, instance_id: str) -> InstanceRecord:
+        record = self._cluster.state.instances.get(instance_id)
+        if record is None:
+            raise errors.UnknownInstance(instance_id)
+        return record
+
+
+def _new_instance_id(model_id: str) -> str:
+    """A name for an instance that people can type: its model's, and enough chance to be unique."""
+    slug = re.sub(r"[^a-z0-9]+", "-", model_id.lower()).strip("-")[:_SLUG_LENGTH_MAX].strip("-")
+    return f"{slug or 'model'}-{uuid.uuid4().hex[:6]}"
+
+
+def _records(state: State, *, released: bool) -> list[InstanceRecord]:
+    """The instances in the order in which they were placed."""
+    return [record for record in state.instances.values() if released or not record.released]
+
+
+def _sequence(page_token: str) -> int:
+    """The sequence a page begins at. Raises InvalidRequest for a token of another list."""
+    position = pages.position(page_token)
+    if position and not position.isdecimal():
+        raise errors.InvalidRequest("page_token was given out by another list: leave it empty for the first page")
+    return int(position or 0)
+
+
+def _placed(
+    instance_id: str, spec: model_pb2.PlacementSpec, placement: model_pb2.Placement, silent_node_ids: frozenset[str]
+) -> event_pb2.Fact:
+    return event_pb2.Fact(
+        instance_placed=event_pb2.InstancePlaced(
+            instance_id=instance_id, spec=spec, placement=placement, silent_node_ids=sorted(silent_node_ids)
+        )
+    )
+
+
+def _refused(
+    spec: model_pb2.PlacementSpec, refusal: model_pb2.Refusal, silent_node_ids: frozenset[str]
+) -> event_pb2.Fact:
+    return event_pb2.Fact(
+        placement_refused=event_pb2.PlacementRefused(
+            spec=spec, refusal=refusal, silent_node_ids=sorted(silent_node_ids)
+        )
+    )
+
+
+def _release(instance_id: str, reason: str, requested_by: str) -> event_pb2.Fact:
+    return event_pb2.Fact(
+        instance_released=event_pb2.InstanceReleased(instance_id=instance_id, reason=reason, requested_by=requested_by)
+    )
+
+
+def _reason(refusal: model_pb2.Refusal) -> str:
+    return model_pb2.RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_")

@@ -1,0 +1,57 @@
+"""Where a model goes: a pure decision from the state and the request, or a refusal with its proof.
+
+`place` is all that others need. Inside, `request` says what is asked, `budget` what each node can give, `demand`
+what a shard takes; `ranges`, `arrangement` and `cuts` find out who can hold what, exactly; `search` chooses;
+`placement` and `refusal` put the answer into the form in which it is recorded.
+
+Rules this package lives by:
+- Pure and deterministic: no clock, no randomness, no I/O; the same state and request give the same answer.
+- Whole bytes everywhere; what is promised never exceeds a node's budget unless that was forced.
+- More memory or another node never turns a yes into a no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from services.master.allocator.case import Case
+from services.master.allocator.force import forced
+from services.master.allocator.placement import placement
+from services.master.allocator.refusal import refuse
+from services.master.allocator.request import Complaint, understand
+from services.master.state import State
+from ullage.v1 import model_pb2
+
+__all__ = ["place"]
+
+
+def place(
+    state: State, spec: model_pb2.PlacementSpec, silent_node_ids: Collection[str]
+) -> model_pb2.Placement | model_pb2.Refusal:
+    """Where the model asked for goes, or why it goes nowhere.
+
+    `silent_node_ids` are the nodes not heard of late, which the state does not know.
+    """
+    request = understand(state, spec)
+    if isinstance(request, Complaint):
+        return model_pb2.Refusal(
+            reason=request.reason, message=request.text, retryable=False, decided_at_sequence=state.sequence
+        )
+    case = Case(state, request, frozenset(silent_node_ids))
+    solutions = case.solutions()
+    if solutions:
+        return placement(state, request, case.nodes, solutions)
+    refusal = refuse(case)
+    return _past(refusal, case) if spec.force else refusal
+
+
+def _past(refusal: model_pb2.Refusal, case: Case) -> model_pb2.Placement | model_pb2.Refusal:
+    """The placement that a forced request gets in spite of `refusal`; the refusal where there is no way at all."""
+    forced_case, solutions = forced(case)
+    if not solutions:
+        return refusal
+    decision = placement(case.state, case.request, forced_case.nodes, solutions)
+    decision.forced_past.CopyFrom(refusal)
+    reason = model_pb2.RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_")
+    decision.explanation = f"Forced past {reason}: {decision.explanation}"
+    return decision

@@ -1,0 +1,184 @@
+"""What a range of a model's layers takes of a node's memory, in whole bytes and by part.
+
+Rules this module lives by:
+- Nothing is an average: layers, endpoints and caches are summed one by one.
+- What is not known counts as the larger of what it may be: a promise too small is a node that swaps.
+- What a shard needs beside its layers does not depend on which layers they are, so that any two ranges compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from ullage.v1 import model_pb2, node_pb2
+
+PREFILL_CHUNK_TOKENS: Final = 128
+"""Tokens of a prompt a runner takes in one step."""
+
+FLOAT32_BYTES: Final = 4
+
+SCORE_BYTES: Final = 2 * FLOAT32_BYTES
+"""What the score of one token of the vocabulary takes: itself, and its place in a sorted copy."""
+
+UINT64_MAX: Final = 2**64 - 1
+
+BOUNDLESS_BYTES: Final = 2**256
+"""Room for anything that can be asked for."""
+
+
+class Form(NamedTuple):
+    """How a node holds a model; nodes of equal form need equal bytes for equal layers."""
+
+    weight_form: node_pb2.WeightForm.ValueType
+    element_bytes: int
+    fused_attention: bool
+    """Attention never holds its scores for a whole chunk: Metal's kernels do not, a CPU does."""
+
+
+class Load(NamedTuple):
+    """What an instance shall serve at once."""
+
+    context_tokens: int
+    concurrent_sequences: int
+
+
+def form_of(runner: node_pb2.RunnerProfile) -> Form:
+    """The form in which a runner's shards hold a model."""
+    return Form(
+        weight_form=runner.weight_form,
+        element_bytes=runner.compute_element_bytes or FLOAT32_BYTES,
+        fused_attention=runner.device == "metal",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Demand:
+    """What one model takes on nodes of one form under one load.
+
+    `weight_sums`, `kv_sums` and `layer_sums` (both together) hold at i the bytes of the first i layers.
+    """
+
+    form: Form
+    weight_sums: tuple[int, ...]
+    kv_sums: tuple[int, ...]
+    layer_sums: tuple[int, ...]
+    embedding_bytes: int
+    head_bytes: int
+    """The head without the copy of a tied embedding."""
+    embedding_copy_bytes: int
+    """What a last rank that is not the first holds besides: the embedding again when it is tied, else 0."""
+    working_bytes: int
+    """Activations of one prefill chunk, and the copy of a layer's cache while it grows: in every shard."""
+    logits_bytes: int
+    """The scores of the next token of each sequence: a prompt's other tokens are not scored."""
+    smallest_layer_bytes: int
+    largest_layer_bytes: int
+    sequence_kv_bytes: int
+    """The cache of one sequence over all layers."""
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        return len(self.layer_sums) - 1
+
+    @property
+    def first_bytes(self) -> int:
+        """What the first of several ranks needs beside its layers."""
+        return self.working_bytes + self.embedding_bytes
+
+    @property
+    def last_bytes(self) -> int:
+        """What the last of several ranks needs beside its layers."""
+        return self.working_bytes + self.logits_bytes + self.head_bytes + self.embedding_copy_bytes
+
+    @property
+    def alone_bytes(self) -> int:
+        """All a single rank needs."""
+        return self.working_bytes + self.layer_sums[-1] + self.embedding_bytes + self.head_bytes + self.logits_bytes
+
+    def parts(self, first_layer: int, end_layer: int) -> model_pb2.ShardBytes:
+        """What the shard of layers [first_layer, end_layer) takes, without the overhead of its process."""
+        first, last = first_layer == 0, end_layer == self.layers
+        parts = model_pb2.ShardBytes(
+            layers_bytes=_u64(self.weight_sums[end_layer] - self.weight_sums[first_layer]),
+            kv_bytes=_u64(self.kv_sums[end_layer] - self.kv_sums[first_layer]),
+            embedding_bytes=_u64(self.embedding_bytes if first else 0),
+            head_bytes=_u64(self._head_bytes(first=first) if last else 0),
+            activation_bytes=_u64(self.working_bytes + (self.logits_bytes if last else 0)),
+        )
+        parts.total_bytes = _u64(
+            parts.layers_bytes + parts.kv_bytes + parts.embedding_bytes + parts.head_bytes + parts.activation_bytes
+        )
+        return parts
+
+    def read_bytes(self, first_layer: int, end_layer: int) -> int:
+        """What the shard reads for one token of one sequence, its cache half full."""
+        read = self.weight_sums[end_layer] - self.weight_sums[first_layer]
+        if self.kv_sums[-1]:
+            cached = self.kv_sums[end_layer] - self.kv_sums[first_layer]
+            read += self.sequence_kv_bytes * cached // self.kv_sums[-1] // 2
+        if end_layer == self.layers:
+            # A tied head reads the embedding, wherever its bytes are counted.
+            read += self.head_bytes + self.embedding_copy_bytes
+        return read
+
+    def _head_bytes(self, *, first: bool) -> int:
+        return self.head_bytes if first else self.head_bytes + self.embedding_copy_bytes
+
+
+def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
+    """What `model` takes on nodes of `form` under `load`."""
+    weights = [_weight_bytes(layer.weight, form) for layer in model.layers]
+    sequence_kv = [_sequence_kv_bytes(model, layer, form, load.context_tokens) for layer in model.layers]
+    kv = [each * load.concurrent_sequences for each in sequence_kv]
+    both = [weight + cache for weight, cache in zip(weights, kv, strict=True)]
+    embedding = _weight_bytes(model.embedding, form)
+    return Demand(
+        form=form,
+        weight_sums=tuple(accumulate(weights, initial=0)),
+        kv_sums=tuple(accumulate(kv, initial=0)),
+        layer_sums=tuple(accumulate(both, initial=0)),
+        embedding_bytes=embedding,
+        head_bytes=_weight_bytes(model.head, form),
+        embedding_copy_bytes=embedding if model.tied_embedding else 0,
+        working_bytes=_chunk_bytes(model, form, load.context_tokens) + max(sequence_kv),
+        logits_bytes=load.concurrent_sequences * model.vocabulary_size * SCORE_BYTES,
+        smallest_layer_bytes=min(both),
+        largest_layer_bytes=max(both),
+        sequence_kv_bytes=sum(sequence_kv),
+    )
+
+
+def _weight_bytes(weight: model_pb2.Weight, form: Form) -> int:
+    match form.weight_form:
+        case node_pb2.WEIGHT_FORM_FLOAT32:
+            return weight.parameters * FLOAT32_BYTES
+        case node_pb2.WEIGHT_FORM_AS_STORED:
+            return weight.stored_bytes
+        case _:
+            return max(weight.parameters * FLOAT32_BYTES, weight.stored_bytes)
+
+
+def _sequence_kv_bytes(model: model_pb2.Model, layer: model_pb2.Layer, form: Form, context_tokens: int) -> int:
+    """The cache one sequence has in `layer`, at the steps in which the runtime allocates it."""
+    tokens = context_tokens
+    if layer.HasField("kv_window_tokens"):
+        # While a prompt is taken in, a sliding cache holds its window and the chunk that goes through it.
+        tokens = min(tokens, layer.kv_window_tokens + PREFILL_CHUNK_TOKENS)
+    step = max(1, model.kv_allocation_step_tokens)
+    return layer.kv_elements_per_token * form.element_bytes * (-(-tokens // step) * step)
+
+
+def _chunk_bytes(model: model_pb2.Model, form: Form, context_tokens: int) -> int:
+    """Activations of one prefill chunk at their widest: through the MLP, or in the scores of attention."""
+    numbers = 2 * model.hidden_size + 2 * model.intermediate_size
+    if not form.fused_attention:
+        numbers += model.attention_heads * context_tokens
+    return PREFILL_CHUNK_TOKENS * numbers * form.element_bytes
+
+
+def _u64(count: int) -> int:
+    """`count`, or the largest number a message can carry: only absurd requests get there."""
+    return min(count, UINT64_MAX)

@@ -1,0 +1,121 @@
+"""A solution as the decision that is recorded: shards with their bytes, everybody's budget, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.protobuf import duration_pb2
+
+from services.master.allocator.budget import Budget
+from services.master.allocator.demand import UINT64_MAX
+from services.master.allocator.request import Request
+from services.master.allocator.search import Solution
+from services.master.allocator.wording import counted, size
+from services.master.state import State
+from ullage.v1 import model_pb2, node_pb2
+
+
+def placement(
+    state: State, request: Request, nodes: Sequence[Budget], solutions: Sequence[Solution]
+) -> model_pb2.Placement:
+    """The decision for the first of `solutions`; the others are its alternatives."""
+    chosen, *others = solutions
+    shards = _shards(chosen, nodes)
+    layers = {shard.node_id: shard.end_layer - shard.first_layer for shard in shards}
+    return model_pb2.Placement(
+        shards=shards,
+        nodes=[budget.message(layers=layers.get(budget.node_id, 0)) for budget in nodes],
+        decided_at_sequence=state.sequence,
+        admission=request.admission,
+        objective=request.objective,
+        context_tokens=request.load.context_tokens,
+        concurrent_sequences=request.load.concurrent_sequences,
+        time_per_token=_duration(chosen.seconds_per_token),
+        alternatives=[_alternative(other, chosen, nodes) for other in others],
+        explanation=_explanation(request, chosen, nodes),
+    )
+
+
+def _shards(solution: Solution, nodes: Sequence[Budget]) -> list[model_pb2.Shard]:
+    overheads = {budget.node_id: budget.overhead_bytes for budget in nodes}
+    shards = []
+    first = 0
+    for rank, (candidate, end) in enumerate(zip(solution.order, solution.ends, strict=True)):
+        parts = candidate.demand.parts(first, end)
+        parts.overhead_bytes = overheads[candidate.node_id]
+        parts.total_bytes = min(parts.total_bytes + parts.overhead_bytes, UINT64_MAX)
+        shards.append(
+            model_pb2.Shard(rank=rank, node_id=candidate.node_id, first_layer=first, end_layer=end, bytes=parts)
+        )
+        first = end
+    return shards
+
+
+def _duration(seconds: float | None) -> duration_pb2.Duration | None:
+    if seconds is None:
+        return None
+    duration = duration_pb2.Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration
+
+
+def _alternative(other: Solution, chosen: Solution, nodes: Sequence[Budget]) -> model_pb2.Alternative:
+    return model_pb2.Alternative(
+        shards=_shards(other, nodes),
+        time_per_token=_duration(other.seconds_per_token),
+        reason=_lack(other, chosen),
+    )
+
+
+def _lack(other: Solution, chosen: Solution) -> str:
+    """What an alternative lacks against the solution chosen."""
+    if other.seconds_per_token is not None and chosen.seconds_per_token is not None:
+        slower_ms = (other.seconds_per_token - chosen.seconds_per_token) * 1000
+        if slower_ms > 0:
+            return f"{slower_ms:.1f} ms more for each token"
+    more_nodes = len(other.order) - len(chosen.order)
+    if more_nodes > 0:
+        return f"{counted(more_nodes, 'node')} more"
+    if more_nodes < 0:
+        return f"{counted(-more_nodes, 'node')} fewer share the work"
+    less = chosen.weight - other.weight
+    return f"{size(less)} less weighted memory" if less > 0 else "nothing but its place in the order of node ids"
+
+
+def _explanation(request: Request, chosen: Solution, nodes: Sequence[Budget]) -> str:
+    """Why these nodes, in one sentence."""
+    names = {budget.node_id: budget.name for budget in nodes}
+    used = [names[candidate.node_id] for candidate in chosen.order]
+    where = f"{counted(request.layers, 'layer')} on {_listed(used)}"
+    pressed = [budget.name for budget in nodes if _pressed(budget) and budget.name in used]
+    weighed = f"; {_listed(pressed)} under WARNING counts 0.6" if pressed and len(used) > 1 else ""
+    return f"{where} because {_because(request, chosen, len(used))}{weighed}."
+
+
+def _pressed(budget: Budget) -> bool:
+    return budget.level == node_pb2.PRESSURE_LEVEL_WARNING
+
+
+def _because(request: Request, chosen: Solution, used: int) -> str:
+    match request.objective:
+        case model_pb2.OBJECTIVE_LATENCY if chosen.seconds_per_token is not None:
+            return f"that is the least predicted time for a token, {chosen.seconds_per_token * 1000:.1f} ms"
+        case model_pb2.OBJECTIVE_THROUGHPUT if chosen.bottleneck_seconds is not None:
+            return f"no rank then takes longer than {chosen.bottleneck_seconds * 1000:.1f} ms for a token"
+        case model_pb2.OBJECTIVE_THROUGHPUT | model_pb2.OBJECTIVE_PROPORTIONAL:
+            return "every node that can hold a layer shall work, in proportion to its weighted memory"
+        case _:
+            return _because_fewest(request, used)
+
+
+def _because_fewest(request: Request, used: int) -> str:
+    if used == 1:
+        return "it can hold the whole model and no other node is needed"
+    if used == request.nodes_min or used == len(request.wanted):
+        return "that many nodes were asked for; shares follow weighted memory"
+    return f"no {used - 1} of the nodes can hold the model; shares follow weighted memory"
+
+
+def _listed(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,129 @@
+"""Which ranges of layers a node can hold, as sets of boundaries between layers.
+
+Boundary p lies before layer p; boundary L is the end. A set of boundaries is an int with bit p set for p: with
+non-uniform layers what can be reached need not be an interval, and ints make the exact answer cheap.
+
+Rules this module lives by:
+- A node that is used holds at least one layer.
+- More room never takes a range away, so more memory never makes a set smaller.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from services.master.allocator.demand import Demand
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A node that may get layers."""
+
+    node_id: str
+    demand: Demand
+    room_bytes: int
+    """What a shard may take, its process's overhead already subtracted."""
+    weight: int
+    """What its share is in proportion to: its room, weighed by pressure."""
+    bytes_per_second: float | None = None
+    """How fast it reads while decoding, weighed by pressure; None when unknown."""
+    layers_fixed: int | None = None
+    required: bool = False
+
+    @property
+    def layers(self) -> int:
+        """How many layers the model has."""
+        return self.demand.layers
+
+    @cached_property
+    def alone(self) -> bool:
+        """It can hold the whole model."""
+        return self.layers_fixed in {None, self.layers} and self.demand.alone_bytes <= self.room_bytes
+
+    @cached_property
+    def first_ends(self) -> int:
+        """Where it can end as the first of several."""
+        farthest = bisect_right(self.demand.layer_sums, self.room_bytes - self.demand.first_bytes) - 1
+        farthest = min(farthest, self.layers - 1)
+        if self.layers_fixed is not None:
+            return 1 << self.layers_fixed if 0 < self.layers_fixed <= farthest else 0
+        return _ones(1, farthest)
+
+    @cached_property
+    def last_starts(self) -> int:
+        """Where it can start as the last of several."""
+        sums = self.demand.layer_sums
+        nearest = max(1, bisect_left(sums, sums[-1] - (self.room_bytes - self.demand.last_bytes)))
+        if self.layers_fixed is not None:
+            start = self.layers - self.layers_fixed
+            return 1 << start if nearest <= start < self.layers else 0
+        return _ones(nearest, self.layers - 1)
+
+    def ends_from(self, starts: int) -> int:
+        """Where it can end between two others, starting at any of `starts`."""
+        inner = _ones(1, self.layers - 1)
+        if self.layers_fixed is not None:
+            return (starts & self._fixed_starts) << self.layers_fixed & inner
+        starts &= self._starts
+        ends = 0
+        while starts:
+            # Neighbouring starts reach one range of ends together, since farthest never falls.
+            low = (starts & -starts).bit_length() - 1
+            run = starts >> low
+            high = low + (run ^ (run + 1)).bit_length() - 2
+            ends |= _ones(low + 1, self._farthest[high])
+            starts = starts >> (high + 1) << (high + 1)
+        return ends & inner
+
+    def starts_to(self, ends: int, starts: int) -> int:
+        """Those of `starts` from which, between two others, it can end at one of `ends`."""
+        return sum(1 << start for start in boundaries(starts) if self.ends_from(1 << start) & ends)
+
+    @cached_property
+    def most_layers(self) -> int:
+        """The most layers it could hold between two others."""
+        demand = self.demand
+        if demand.smallest_layer_bytes == demand.largest_layer_bytes:
+            room = max(0, self.room_bytes - demand.working_bytes)
+            return min(demand.layers, room // demand.largest_layer_bytes)
+        return max(end - start for start, end in enumerate(self._farthest))
+
+    @cached_property
+    def _farthest(self) -> tuple[int, ...]:
+        """For each start the end of the longest range that fits between two others."""
+        sums = self.demand.layer_sums
+        room = self.room_bytes - self.demand.working_bytes
+        farthest = []
+        end = 0
+        for start in range(self.layers):
+            end = max(end, start)
+            while end < self.layers and sums[end + 1] - sums[start] <= room:
+                end += 1
+            farthest.append(end)
+        return tuple(farthest)
+
+    @cached_property
+    def _starts(self) -> int:
+        """Where it can hold the layer that follows."""
+        return sum(1 << start for start, end in enumerate(self._farthest) if end > start)
+
+    @cached_property
+    def _fixed_starts(self) -> int:
+        fixed = self.layers_fixed or 0
+        return sum(1 << start for start, end in enumerate(self._farthest) if end - start >= fixed > 0)
+
+
+def boundaries(bits: int) -> Iterator[int]:
+    """The boundaries in a set, in order."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def _ones(first: int, last: int) -> int:
+    """The set of the boundaries from `first` to `last`, both included; empty when there are none."""
+    return (1 << (last + 1)) - (1 << first) if first <= last else 0

@@ -1,0 +1,314 @@
+"""A typed no with its proof: the numbers, every node, and what would turn it into a yes.
+
+Rules this module lives by:
+- The reason is the most telling one that is true, and its numbers show that it is.
+- Every node is named, with its level, factor, bytes and what keeps it out.
+- A remedy that names a number or a change of the request was tried: the decision made again with it is a yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from services.master.allocator.budget import Budget, View
+from services.master.allocator.case import Case
+from services.master.allocator.demand import BOUNDLESS_BYTES, UINT64_MAX, Load
+from services.master.allocator.wording import counted, exclusion, node_line, size
+from services.master.state import ShardRecord
+from ullage.v1 import model_pb2
+
+NODES_ADVISED_MAX: Final = 2
+"""For how many nodes it is worked out how many bytes more would do."""
+
+INSTANCES_ADVISED_MAX: Final = 3
+
+SEARCH_STEPS: Final = 4096
+"""How finely a remedy is searched for: one part in this many of what the model needs."""
+
+_REMEDIABLE: Final = frozenset(
+    {
+        model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY,
+        model_pb2.REFUSAL_REASON_FRAGMENTED,
+        model_pb2.REFUSAL_REASON_LAYER_TOO_LARGE,
+        model_pb2.REFUSAL_REASON_ENDPOINT_TOO_LARGE,
+        model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES,
+    }
+)
+"""Reasons that more bytes or a smaller request can mend."""
+
+_LEFT_OUT_REMEDIES: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
+    model_pb2.EXCLUSION_CRITICAL: "Relieve the memory of {name}",
+    model_pb2.EXCLUSION_UNKNOWN_LEVEL: "Find out why {name} cannot read its pressure, or include unknown nodes",
+    model_pb2.EXCLUSION_NO_MEMORY_READING: "Start a probe on {name}, or include unknown nodes",
+    model_pb2.EXCLUSION_STALE: "Bring {name} back, or wait until it is heard",
+    model_pb2.EXCLUSION_NO_RUNNER: "Start a runner on {name}",
+    model_pb2.EXCLUSION_MODEL_ABSENT: "Run `ullage models add` on {name}",
+}
+
+
+def refuse(case: Case) -> model_pb2.Refusal:
+    """Why the case has no placement; for cases that have none."""
+    reason = _reason(case)
+    needed, offered = needed_bytes(case), offered_bytes(case)
+    remedies = [*_remedies(case, reason, needed or 0)]
+    lines = [_headline(case, reason, needed or 0, offered)]
+    lines += [f"  {node_line(budget, case.request.layers)}" for budget in case.nodes]
+    lines += ["What would help:", *(f"  {remedy.text}" for remedy in remedies)] if remedies else []
+    return model_pb2.Refusal(
+        reason=reason,
+        message="\n".join(lines),
+        needed_bytes=None if needed is None else min(needed, UINT64_MAX),
+        offered_bytes=min(offered, UINT64_MAX),
+        nodes=[budget.message() for budget in case.nodes],
+        remedies=remedies,
+        retryable=_retryable(case),
+        decided_at_sequence=case.state.sequence,
+    )
+
+
+def needed_bytes(case: Case) -> int | None:
+    """The least the model takes on any way over the nodes; None where no runner says how it would hold it."""
+    demands = [budget.demand for budget in case.weighed or case.nodes if budget.demand is not None]
+    return min((demand.alone_bytes for demand in demands), default=None)
+
+
+def offered_bytes(case: Case) -> int:
+    """What the nodes that may be used can give together, as many of them as the request allows."""
+    rooms = sorted((budget.budget_bytes or 0 for budget in case.weighed), reverse=True)
+    return sum(rooms[: case.request.nodes_max])
+
+
+def _reason(case: Case) -> model_pb2.RefusalReason.ValueType:
+    """The first of the reasons that is true."""
+    reasons: tuple[tuple[Callable[[Case], bool], model_pb2.RefusalReason.ValueType], ...] = (
+        (lambda case: not case.nodes, model_pb2.REFUSAL_REASON_NO_NODES),
+        (lambda case: not case.weighed, model_pb2.REFUSAL_REASON_NO_ELIGIBLE_NODES),
+        (_too_few_nodes, model_pb2.REFUSAL_REASON_TOO_FEW_NODES),
+        (lambda case: case.seen(View(without_promises=True)).fits(), model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES),
+        (
+            lambda case: (needed_bytes(case) or 0) > offered_bytes(case),
+            model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY,
+        ),
+        (
+            lambda case: not any(_holds_any_layer(each) for each in case.weighed),
+            model_pb2.REFUSAL_REASON_LAYER_TOO_LARGE,
+        ),
+        (_endpoint_too_large, model_pb2.REFUSAL_REASON_ENDPOINT_TOO_LARGE),
+    )
+    return next((reason for holds, reason in reasons if holds(case)), model_pb2.REFUSAL_REASON_FRAGMENTED)
+
+
+def _too_few_nodes(case: Case) -> bool:
+    """Even with all the memory in the world these nodes could not do what was asked."""
+    return not case.fits_in({budget.node_id: BOUNDLESS_BYTES for budget in case.weighed})
+
+
+def _holds_any_layer(budget: Budget) -> bool:
+    """The node has room for the model's largest layer."""
+    demand = budget.demand
+    return demand is not None and (budget.budget_bytes or 0) >= demand.working_bytes + demand.largest_layer_bytes
+
+
+def _endpoint_too_large(case: Case) -> bool:
+    """No node can be the first, or none the last; a node that could be both alone would have been taken."""
+    candidates = [budget.candidate() for budget in case.weighed]
+    return not any(each.first_ends for each in candidates) or not any(each.last_starts for each in candidates)
+
+
+def _headline(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int, offered: int) -> str:
+    """What is refused and why, in a sentence with its numbers."""
+    request, load = case.request, case.request.load
+    asked = f"{request.model.model_id} with {counted(load.context_tokens, 'token')} of context"
+    if load.concurrent_sequences > 1:
+        asked += f" for {load.concurrent_sequences} sequences"
+    weighed = counted(len(case.weighed), "node")
+    match reason:
+        case model_pb2.REFUSAL_REASON_NO_NODES:
+            return "No node has been heard of: start `ullage node` on a machine, then see `ullage status`."
+        case model_pb2.REFUSAL_REASON_NO_ELIGIBLE_NODES:
+            return f"{asked} cannot be placed: {_everyone(len(case.nodes))} left out."
+        case model_pb2.REFUSAL_REASON_TOO_FEW_NODES:
+            return f"{asked} cannot be placed: {_missing(case)}."
+        case model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES:
+            return f"{asked} needs {size(needed)} and would fit but for what is promised to {_holders(case)}."
+        case model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY:
+            short = size(needed - offered)
+            return f"{asked} needs {size(needed)} and {weighed} can give {size(offered)}: {short} short."
+        case _:
+            return f"{asked} needs {size(needed)} of the {size(offered)} of {weighed}, but {_pieces(case, reason)}."
+
+
+def _everyone(nodes: int) -> str:
+    return "the only node is" if nodes == 1 else f"every one of {nodes} nodes is"
+
+
+def _missing(case: Case) -> str:
+    """Which nodes the request misses."""
+    weighed = {budget.node_id for budget in case.weighed}
+    absent = [each for each in case.nodes if each.node_id in case.request.wanted - weighed]
+    if absent:
+        return " and ".join(f"{each.name} must get layers and is left out: {_why(each)}" for each in absent)
+    if len(weighed) < case.request.nodes_min:
+        return f"at least {case.request.nodes_min} nodes are asked for and {len(weighed)} can be used"
+    return "the layers fixed leave others over, and no further node can be used for them"
+
+
+def _why(budget: Budget) -> str:
+    return exclusion(budget.exclusion)
+
+
+def _pieces(case: Case, reason: model_pb2.RefusalReason.ValueType) -> str:
+    """Why the bytes that are there do not hold the model."""
+    demands = [budget.demand for budget in case.weighed if budget.demand is not None]
+    most = size(max(budget.budget_bytes or 0 for budget in case.weighed))
+    match reason:
+        case model_pb2.REFUSAL_REASON_LAYER_TOO_LARGE:
+            layer = min(each.working_bytes + each.largest_layer_bytes for each in demands)
+            return f"its largest layer needs {size(layer)} on one node and none has more than {most}"
+        case model_pb2.REFUSAL_REASON_ENDPOINT_TOO_LARGE:
+            first = min(each.first_bytes + each.layer_sums[1] for each in demands)
+            last = min(each.last_bytes + each.layer_sums[-1] - each.layer_sums[-2] for each in demands)
+            return (
+                f"its first layer with the embedding needs {size(first)}, its last with the head {size(last)}, "
+                f"and no node has more than {most}"
+            )
+        case _:
+            return "not in pieces that hold whole layers, under the constraints asked for"
+
+
+def _held(case: Case, part: Callable[[Budget, ShardRecord], int]) -> dict[str, int]:
+    """What each instance but the replaced one holds of the nodes that may be used, by `part` of each shard."""
+    found: dict[str, int] = {}
+    for budget in case.weighed:
+        for (instance_id, _), shard in case.state.nodes[budget.node_id].shards.items():
+            held = part(budget, shard)
+            if held and instance_id != case.request.replaced_instance_id:
+                found[instance_id] = found.get(instance_id, 0) + held
+    return found
+
+
+def _holders(case: Case) -> str:
+    """The instances that are promised what is missing, with how much."""
+
+    def promised(budget: Budget, shard: ShardRecord) -> int:
+        overridden = case.state.nodes[budget.node_id].overridden
+        return shard.held_bytes if overridden else shard.unsettled_bytes
+
+    return ", ".join(f"{instance_id} ({size(held)})" for instance_id, held in sorted(_held(case, promised).items()))
+
+
+def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int) -> Iterator[model_pb2.Remedy]:
+    """What would make it fit, the least painful first."""
+    if reason in _REMEDIABLE:
+        yield from _releases(case)
+        yield from _more_bytes(case, needed)
+        yield from _smaller_requests(case)
+    else:
+        yield from _left_out(case)
+    yield from _wider_requests(case)
+    if _forcible(case):
+        yield model_pb2.Remedy(text="Force it, and risk swapping or a killed process", force=True)
+
+
+def _releases(case: Case) -> Iterator[model_pb2.Remedy]:
+    if case.request.replaced_instance_id:
+        return
+    held = _held(case, lambda _, shard: 0 if shard.shrinking else shard.held_bytes)
+    largest = sorted(held, key=lambda instance_id: (-held[instance_id], instance_id))
+    for instance_id in largest[:INSTANCES_ADVISED_MAX]:
+        if case.asking(replace(case.request, replaced_instance_id=instance_id)).fits():
+            model_id = case.state.instances[instance_id].spec.model_id
+            text = f"Release {instance_id} of {model_id}, which holds {size(held[instance_id])}"
+            yield model_pb2.Remedy(text=text)
+
+
+def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
+    """For the roomiest nodes, how many bytes more on that node alone would do."""
+    roomiest = sorted(case.weighed, key=lambda each: (-(each.budget_bytes or 0), each.node_id))
+    for budget in roomiest[:NODES_ADVISED_MAX]:
+        more = _more_bytes_on(case, budget, max(1, needed // SEARCH_STEPS))
+        if more is not None:
+            yield model_pb2.Remedy(text=f"Free {size(more)} on {budget.name}", node_id=budget.node_id, more_bytes=more)
+
+
+def _more_bytes_on(case: Case, budget: Budget, grain: int) -> int | None:
+    grains = _least(2 * SEARCH_STEPS, lambda count: case.fits_with(budget.node_id, count * grain))
+    return None if grains is None else grains * grain
+
+
+def _smaller_requests(case: Case) -> Iterator[model_pb2.Remedy]:
+    request, load = case.request, case.request.load
+    step = max(1, request.model.kv_allocation_step_tokens)
+    steps = _most(
+        (load.context_tokens - 1) // step, lambda count: _fits_load(case, Load(count * step, load.concurrent_sequences))
+    )
+    if steps:
+        tokens = steps * step
+        yield model_pb2.Remedy(text=f"Ask for a context of {tokens} tokens or less", context_tokens=tokens)
+    sequences = _most(load.concurrent_sequences - 1, lambda count: _fits_load(case, Load(load.context_tokens, count)))
+    if sequences:
+        yield model_pb2.Remedy(text=f"Ask for {counted(sequences, 'sequence')} at once", concurrent_sequences=sequences)
+
+
+def _fits_load(case: Case, load: Load) -> bool:
+    return case.asking(replace(case.request, load=load)).fits()
+
+
+def _wider_requests(case: Case) -> Iterator[model_pb2.Remedy]:
+    request = case.request
+    if request.nodes_max is not None and case.asking(replace(request, nodes_max=None)).fits():
+        yield model_pb2.Remedy(text=f"Allow more than {counted(request.nodes_max, 'node')}")
+    if not request.include_unknown and case.asking(replace(request, include_unknown=True)).fits():
+        yield model_pb2.Remedy(text="Include nodes whose level or memory is unknown, at your own risk")
+    if (
+        request.admission != model_pb2.ADMISSION_CEILING
+        and case.asking(replace(request, admission=model_pb2.ADMISSION_CEILING)).fits()
+    ):
+        yield model_pb2.Remedy(text="Ask for the admission CEILING, which trusts the most hopeful estimate")
+
+
+def _left_out(case: Case) -> Iterator[model_pb2.Remedy]:
+    for budget in case.nodes:
+        text = _LEFT_OUT_REMEDIES.get(budget.left_out or model_pb2.EXCLUSION_UNSPECIFIED)
+        if text is not None:
+            yield model_pb2.Remedy(text=text.format(name=budget.name), node_id=budget.node_id)
+
+
+def _forcible(case: Case) -> bool:
+    """A forced request would be placed."""
+    lifted = case.seen(View(lifted=True))
+    return lifted.fits_in({budget.node_id: BOUNDLESS_BYTES for budget in lifted.weighed})
+
+
+def _retryable(case: Case) -> bool:
+    """The nodes as they are could hold it, were their memory free: what is in the way may pass."""
+    lifted = case.seen(View(lifted=True))
+    rooms = {budget.node_id: _whole_room(budget) for budget in lifted.weighed}
+    return not case.nodes or lifted.fits_in(rooms)
+
+
+def _whole_room(budget: Budget) -> int:
+    """The room of a node with nothing on it; without bounds where its size is not known."""
+    room = BOUNDLESS_BYTES if budget.ram_total_bytes is None else budget.ram_total_bytes - budget.overhead_bytes
+    return max(0, room if budget.device_limit_bytes is None else min(room, budget.device_limit_bytes))
+
+
+def _least(most: int, holds: Callable[[int], bool]) -> int | None:
+    """The least count from 1 to `most` for which `holds` is true, if it stays true above; None for none."""
+    if most < 1 or not holds(most):
+        return None
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def _most(most: int, holds: Callable[[int], bool]) -> int | None:
+    """The greatest count from 1 to `most` for which `holds` is true, if it is true below; None for none."""
+    first_false = _least(most, lambda count: not holds(count))
+    if first_false is None:
+        return most if most > 0 else None
+    return first_false - 1 or None

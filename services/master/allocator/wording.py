@@ -1,0 +1,67 @@
+"""Decisions in words: bytes, nodes, budgets and exclusions as people read them everywhere."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.master.allocator.budget import Budget
+from ullage.v1 import model_pb2, node_pb2
+
+_GIB: Final = 1024**3
+_MIB: Final = 1024**2
+
+_EXCLUSIONS: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
+    model_pb2.EXCLUSION_CRITICAL: "its memory pressure is CRITICAL",
+    model_pb2.EXCLUSION_UNKNOWN_LEVEL: "its pressure level is unknown",
+    model_pb2.EXCLUSION_NO_MEMORY_READING: "no memory reading",
+    model_pb2.EXCLUSION_STALE: "silent, its last reading is too old",
+    model_pb2.EXCLUSION_NO_RUNNER: "no runner has announced itself there",
+    model_pb2.EXCLUSION_REQUESTED: "the request excludes it",
+    model_pb2.EXCLUSION_MODEL_ABSENT: "the model is not on its disk, run `ullage models add` there",
+    model_pb2.EXCLUSION_UNREACHABLE: "the other nodes do not reach it",
+    model_pb2.EXCLUSION_TOO_SMALL: "too small for even one layer",
+}
+
+
+def size(count: int) -> str:
+    """Bytes in GiB with two decimals, one from 10 GiB on; in MiB or bytes where that would read 0.0."""
+    if count >= 10 * _GIB:
+        return f"{count / _GIB:.1f} GiB"
+    if count >= _GIB // 10:
+        return f"{count / _GIB:.2f} GiB"
+    if count >= _MIB // 10:
+        return f"{count / _MIB:.1f} MiB"
+    return counted(count, "byte")
+
+
+def counted(count: int, noun: str) -> str:
+    """`count` and `noun`, in the plural where it is not one."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def exclusion(reason: model_pb2.Exclusion.ValueType | None) -> str:
+    """Why a node was left out."""
+    return "it may be used" if reason is None else _EXCLUSIONS[reason]
+
+
+def level(budget: Budget) -> str:
+    """A node's level with the factor it brings."""
+    name = node_pb2.PressureLevel.Name(budget.level).removeprefix("PRESSURE_LEVEL_")
+    return f"{name} x{budget.tenths / 10:g}"
+
+
+def node_line(budget: Budget, layers: int) -> str:
+    """One node's numbers in a line: what it has, what is taken from it, and how many of `layers` it could hold."""
+    head = f"{budget.name}: {level(budget)}"
+    if budget.available_bytes is None or budget.budget_bytes is None:
+        return f"{head}, available unknown; left out: {exclusion(budget.exclusion)}"
+    limit = ""
+    if budget.device_room_bytes is not None and budget.budget_bytes == budget.device_room_bytes:
+        limit = f", the device's limit of {size(budget.device_limit_bytes or 0)} holds"
+    sums = (
+        f"{size(budget.available_bytes)} available - {size(budget.promised_bytes)} promised"
+        f" - {size(budget.overhead_bytes)} overhead{limit} = {size(budget.budget_bytes)}"
+    )
+    if budget.exclusion is None:
+        return f"{head}, {sums}: {budget.layers_max} of {counted(layers, 'layer')}"
+    return f"{head}, {sums}; left out: {exclusion(budget.exclusion)}"
