@@ -1,0 +1,48 @@
+"""Real processes: the small model, and a cluster of three nodes that tests share when they leave it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cluster import Cluster
+
+MODEL = "smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, smollm2_folder: Path) -> Iterator[Cluster]:
+    """A master and three nodes with room for the whole model on each; the model is registered."""
+    cluster = Cluster(tmp_path_factory.mktemp("shared"), smollm2_folder.parent)
+    try:
+        cluster.start_master()
+        cluster.ullage("models", "add", MODEL)
+        cluster.start_nodes(["node-1", "node-2", "node-3"], memory="1500MiB")
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def own(tmp_path: Path, smollm2_folder: Path) -> Iterator[Cluster]:
+    """A cluster that a test starts and breaks as it likes."""
+    cluster = Cluster(tmp_path, smollm2_folder.parent)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def released(shared: Cluster) -> Iterator[Cluster]:
+    """The shared cluster, without an instance of the model before and after."""
+    _release(shared)
+    yield shared
+    _release(shared)
+
+
+def _release(cluster: Cluster) -> None:
+    gone = {"INSTANCE_STATE_RELEASED", "INSTANCE_STATE_RELEASING"}
+    for instance in cluster.state()["state"]["instances"]:
+        if instance["state"] not in gone:
+            cluster.ullage("release", instance["instance_id"])

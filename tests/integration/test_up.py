@@ -1,0 +1,107 @@
+"""`ullage up` as people use it: what it says, and that nothing it started outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.integration.cluster import ROOT, ULLAGE, eventually, ullage
+
+
+class Up:
+    """`ullage up` with one node, as a process."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        arguments = ["up", "--nodes", "1", "--listen", "127.0.0.1:0", "--data-dir", str(folder), *options]
+        environment = {**os.environ, "ULLAGE_MODELS_DIR": str(folder / "models")}
+        self.process = subprocess.Popen(
+            [*ULLAGE, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def first_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def services(self) -> dict[str, psutil.Process]:
+        """The processes it started, by the module they run."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return {child.cmdline()[2].removeprefix("services."): child for child in children}
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what it said on stderr."""
+        _, err = self.process.communicate(timeout=20)
+        return self.process.returncode, err
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    running = Up(tmp_path, "--memory", "300MiB", "--json")
+    yield running
+    if running.process.poll() is None:
+        running.process.terminate()
+    running.end()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+def test_it_says_when_everything_is_ready_and_stops_it_all_when_asked(up: Up) -> None:
+    ready = json.loads(up.first_line())
+    [node] = ready["state"]["nodes"]
+    assert node["identity"]["friendly_name"] == "node-1"
+    assert node["memory"]["balanced_available_bytes"] == str(300 * 2**20)
+    status = ullage("status", "--master", ready["master"])
+    assert status.stdout.splitlines()[1].split()[:3] == ["node-1", "live", "NORMAL"]
+
+    services = up.services()
+    assert set(services) == {"cli.leash", "master", "probe", "runner"}
+    up.process.send_signal(signal.SIGINT)
+    code, err = up.end()
+    assert (code, err) == (0, "")
+    assert gone(list(services.values()))
+
+
+def test_a_service_that_dies_stops_everything_and_is_named_with_its_last_lines(up: Up) -> None:
+    up.first_line()
+    services = up.services()
+    services["probe"].kill()
+    code, err = up.end()
+    assert code == 1
+    message = json.loads(err.splitlines()[-1])["error"]["message"]
+    assert message.startswith("node-1 probe was killed by SIGKILL; its last lines:\n")
+    assert "event=listening" in message
+    assert gone(list(services.values()))
+
+
+def test_nothing_outlives_it_when_it_is_killed(up: Up) -> None:
+    up.first_line()
+    services = up.services()
+    up.process.kill()
+    up.end()
+    eventually("its services are gone", lambda: gone(list(services.values())), seconds=15)
+
+
+def test_a_bad_option_of_a_service_is_told_as_the_service_tells_it(tmp_path: Path) -> None:
+    code, err = Up(tmp_path, "--memory", "much").end()
+    assert code == 1
+    assert "node-1 probe ended with exit code" in err
+    assert "much" in err
+    assert "Traceback" not in err
+
+
+def test_the_same_data_has_the_same_nodes_again(tmp_path: Path) -> None:
+    ids = []
+    for _ in range(2):
+        running = Up(tmp_path, "--json")
+        ids.append(json.loads(running.first_line())["state"]["nodes"][0]["identity"]["node_id"])
+        running.process.terminate()
+        assert running.end() == (0, "")
+    assert ids[0] == ids[1]
