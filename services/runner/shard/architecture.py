@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
 
 Config = Mapping[str, Any]
 
@@ -109,14 +109,21 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"mlx_lm.models.{name}")
 
 
-class PassedOn(nn.Module):
+class _StandIn(Module):
+    """Replaces a part of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # MLX types its modules in part
+
+
+class PassedOn(_StandIn):
     """Stands where the embedding or the final norm does on a rank without it: what comes in goes out."""
 
     def __call__(self, hidden: mx.array) -> mx.array:
         return hidden
 
 
-class Embedded(nn.Module):
+class Embedded(_StandIn):
     """The embedding of the first rank, in the type the shard computes in."""
 
     def __init__(self, embedding: Any, dtype: mx.Dtype) -> None:
@@ -125,17 +132,18 @@ class Embedded(nn.Module):
         self._dtype = dtype
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        return self.embedding(tokens).astype(self._dtype)
+        hidden: mx.array = self.embedding(tokens)
+        return hidden.astype(self._dtype)
 
 
-class Finished(nn.Module):
+class Finished(_StandIn):
     """Stands where the inner model does when only the head is to run; a tied head finds the embedding here."""
 
     def __init__(self, embedding: Any) -> None:
         super().__init__()
         self.embed_tokens = embedding
 
-    def __call__(self, hidden: mx.array, *_: object) -> mx.array:
+    def __call__(self, hidden: mx.array, *_: object, **__: object) -> mx.array:
         return hidden
 
 

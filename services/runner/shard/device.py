@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 # Before MLX is imported. What it compiles at run time needs a compiler and loads shared objects from a
 # predictable place in /tmp, gains nothing measurable on a CPU, and would make two nodes' results differ.
@@ -49,8 +49,8 @@ def this_device() -> Device:
     """The device MLX uses here. Sets MLX's cache of freed buffers to CACHE_BYTES_MAX."""
     mx.set_cache_limit(CACHE_BYTES_MAX)
     facts = mx.device_info()
-    name = facts.get("device_name")
-    limit = facts.get("max_recommended_working_set_size")
+    name: Any = facts.get("device_name")
+    limit: Any = facts.get("max_recommended_working_set_size")
     if mx.default_device().type == mx.cpu:
         return Device("cpu", name, None)
     return Device("metal" if mx.metal.is_available() else "cuda", name, limit)

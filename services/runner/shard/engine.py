@@ -69,7 +69,12 @@ class Engine:
         await self._run(on_thread)
 
     async def forward_tokens(
-        self, generation_id: str, tokens: Sequence[int], *, sampling: runner_service_pb2.SamplingParameters, wants_token: bool
+        self,
+        generation_id: str,
+        tokens: Sequence[int],
+        *,
+        sampling: runner_service_pb2.SamplingParameters,
+        wants_token: bool,
     ) -> Hidden | Sampled | None:
         """Take `tokens` further along their sequence, on the first rank.
 
@@ -77,14 +82,17 @@ class Engine:
         the last of them, or None unless `wants_token`. The first call for a sequence opens it.
         """
         return await self._run(
-            lambda: self._step(generation_id, mx.array(tokens, dtype=mx.int32), sampling, wants_token=wants_token)
+            lambda: self._step(generation_id, mx.array(list(tokens), dtype=mx.int32), sampling, wants_token=wants_token)
         )
 
     async def forward_hidden(self, activation: runner_service_pb2.Activation) -> Hidden | Sampled | None:
         """Take a checked activation further along its sequence, on a later rank; else as `forward_tokens`."""
         return await self._run(
             lambda: self._step(
-                activation.generation_id, frames.unpacked(activation), activation.sampling, wants_token=activation.sample
+                activation.generation_id,
+                frames.unpacked(activation),
+                activation.sampling,
+                wants_token=activation.sample,
             )
         )
 
@@ -116,7 +124,9 @@ class Engine:
         self.steps_done += 1
         return result
 
-    def _finish(self, model: ShardModel, sequence: _Sequence, hidden: mx.array, *, wants_token: bool) -> Hidden | Sampled | None:
+    def _finish(
+        self, model: ShardModel, sequence: _Sequence, hidden: mx.array, *, wants_token: bool
+    ) -> Hidden | Sampled | None:
         if not self._cut.is_last:
             mx.eval(hidden)
             return Hidden(*frames.packed(hidden))

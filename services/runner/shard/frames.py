@@ -7,7 +7,7 @@ on, with INVALID_ARGUMENT, and changes nothing.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import mlx.core as mx
@@ -50,7 +50,8 @@ def rank_name(assignment: dispatch_service_pb2.Assignment, rank: int) -> str:
 def packed(hidden: mx.array) -> tuple[runner_service_pb2.ElementType.ValueType, bytes]:
     """An evaluated hidden state as it travels: its element type and its rows."""
     element_type = _ELEMENT_TYPES[hidden.dtype]
-    raw = hidden.view(mx.uint16) if hidden.dtype == mx.bfloat16 else hidden
+    # The buffer protocol knows no bfloat16; MLX's types know no buffer protocol.
+    raw: Any = hidden.view(mx.uint16) if hidden.dtype == mx.bfloat16 else hidden
     return element_type, bytes(memoryview(raw))
 
 
@@ -58,7 +59,8 @@ def unpacked(activation: Activation) -> mx.array:
     """The hidden state in a frame that was checked, in the type it travelled in."""
     dtype = _DTYPES[activation.element_type]
     shape = [activation.tokens, activation.hidden_size]
-    flat = mx.array(memoryview(activation.data).cast(_VIEW_FORMATS[dtype.size]))
+    raw: Any = memoryview(activation.data)
+    flat = mx.array(raw.cast(_VIEW_FORMATS[dtype.size]))
     return (flat if dtype == mx.float32 else flat.view(dtype)).reshape(shape)
 
 

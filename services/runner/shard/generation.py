@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -72,7 +72,7 @@ class Generations:
         self._slots = asyncio.Semaphore(self._at_once)
         self._admitted = 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[GenerateResponse]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateResponse, None]:
         """The answer, in the pieces in which it becomes certain; the last response has the summary.
 
         Raises RpcError as RunnerService.Generate says.

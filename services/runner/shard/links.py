@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 from google.rpc import error_details_pb2
@@ -38,7 +38,7 @@ RANK_LOST: Final = "RANK_LOST"
 
 ForwardRequest = runner_service_pb2.ForwardRequest
 ForwardResponse = runner_service_pb2.ForwardResponse
-_Call = grpc.aio.StreamStreamCall[ForwardRequest, ForwardResponse]
+_Call: TypeAlias = grpc.aio.StreamStreamCall[ForwardRequest, ForwardResponse]
 
 
 class LinkError(Exception):
@@ -52,7 +52,9 @@ class LinkError(Exception):
 class Downstream:
     """The stream this rank opens to the next."""
 
-    def __init__(self, assignment: dispatch_service_pb2.Assignment, clock: Clock, steps_done: Callable[[], int]) -> None:
+    def __init__(
+        self, assignment: dispatch_service_pb2.Assignment, clock: Clock, steps_done: Callable[[], int]
+    ) -> None:
         """`steps_done` tells how many steps this rank has finished, for the heartbeats."""
         self._assignment = assignment
         self._clock = clock
@@ -149,7 +151,7 @@ class Downstream:
     async def _read(self) -> None:
         call = self._open_call()
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
+            while isinstance(response := await call.read(), ForwardResponse):
                 self._heard_at = self._clock.monotonic()
                 self.steps_done_there = response.heartbeat.steps_done
         except grpc.aio.AioRpcError as error:

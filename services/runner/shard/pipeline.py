@@ -32,11 +32,9 @@ log = structlog.get_logger()
 
 
 class Pipeline:
-    """This rank's place in the ring. Belongs to the event loop."""
+    """The place of this rank in the ring. Belongs to the event loop."""
 
-    def __init__(
-        self, assignment: dispatch_service_pb2.Assignment, engine: Engine, life: Life, clock: Clock
-    ) -> None:
+    def __init__(self, assignment: dispatch_service_pb2.Assignment, engine: Engine, life: Life, clock: Clock) -> None:
         self._assignment = assignment
         self._engine = engine
         self._life = life
@@ -103,7 +101,8 @@ class Pipeline:
         if not wants_token:
             await self._sent(activation)
             return None
-        awaited = self._awaited[generation_id] = asyncio.get_running_loop().create_future()
+        awaited: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
+        self._awaited[generation_id] = awaited
         try:
             await self._sent(activation)
             return await awaited
@@ -231,13 +230,14 @@ class Pipeline:
             elif self._clock.monotonic() - seen_at > STEP_SECONDS_MAX:
                 stuck = self._stuck_rank()
                 self._life.fail(
-                    f"no token within {STEP_SECONDS_MAX:.0f} s: {rank_name(self._assignment, stuck)} is stuck in a step",
+                    f"no token within {STEP_SECONDS_MAX:.0f} s: {rank_name(self._assignment, stuck)} is stuck",
                     blamed_rank=stuck,
                 )
                 return
 
     def _progress(self) -> tuple[int, ...]:
-        assert self._downstream is not None and self._upstream is not None  # noqa: S101 - as for _compute
+        assert self._downstream is not None  # noqa: S101 - as for _work_on
+        assert self._upstream is not None  # noqa: S101 - as for _work_on
         return (
             self._engine.steps_done,
             self._tokens_received,
@@ -247,7 +247,8 @@ class Pipeline:
 
     def _stuck_rank(self) -> int:
         """The first rank known to be behind. Only its neighbours tell the first rank how far they are."""
-        assert self._downstream is not None and self._upstream is not None  # noqa: S101 - as for _compute
+        assert self._downstream is not None  # noqa: S101 - as for _work_on
+        assert self._upstream is not None  # noqa: S101 - as for _work_on
         if self._downstream.steps_done_there < self._steps_asked:
             return self._downstream.rank
         # All it was asked has left the second rank. With three ranks only the last can hold it.

@@ -26,9 +26,7 @@ class Process:
         self._form = here.weight_form(weights)
         self._device = here
         self.blas_name = device.multiplies_with(loaded)
-        self._shard = Shard(
-            Life(instance_id, rank), Engine(on_cpu=here.kind == "cpu"), self._form, SystemClock()
-        )
+        self._shard = Shard(Life(instance_id, rank), Engine(on_cpu=here.kind == "cpu"), self._form, SystemClock())
         self._server = Server()
 
     async def start(self, socket: Path) -> None:
@@ -45,7 +43,9 @@ class Process:
         )
         await self._server.start(f"unix:{socket}")
         await self._server.set_serving(serving=True)
-        log.info("listening", address=f"unix:{socket}", device=self._device.kind, weights=self._form, blas=self.blas_name)
+        log.info(
+            "listening", address=f"unix:{socket}", device=self._device.kind, weights=self._form, blas=self.blas_name
+        )
 
     async def stop(self) -> None:
         """Stop serving and leave the ring."""

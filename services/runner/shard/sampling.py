@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import grpc
 import mlx.core as mx
@@ -69,7 +69,9 @@ def pick(logits: mx.array, sampling: runner_service_pb2.SamplingParameters, posi
         token = mx.random.categorical(kept / sampling.temperature, key=_key(sampling.seed, position))
     chosen = logprobs[token]
     mx.eval(token, chosen)
-    return Sampled(int(token.item()), float(chosen.item()))
+    token_id: Any = token.item()
+    logprob: Any = chosen.item()
+    return Sampled(int(token_id), float(logprob))
 
 
 def _kept(logprobs: mx.array, sampling: runner_service_pb2.SamplingParameters) -> mx.array:

@@ -86,6 +86,12 @@ class RunnerServicer(runner_service_pb2_grpc.RunnerServiceServicer):
             async for response in responses:
                 yield response
 
+    async def GetStatus(
+        self, request: runner_service_pb2.GetStatusRequest, context: _Context
+    ) -> runner_service_pb2.GetStatusResponse:
+        """The one shard of this process; its runner answers for all of them."""
+        return runner_service_pb2.GetStatusResponse(shards=[self._shard.life.status])
+
     async def Forward(
         self, request_iterator: AsyncIterator[runner_service_pb2.ForwardRequest], context: _Context
     ) -> AsyncIterator[runner_service_pb2.ForwardResponse]:
@@ -122,9 +128,7 @@ def _check_assignment(assignment: dispatch_service_pb2.Assignment, shard: Shard)
 def _assignment(shard: Shard) -> dispatch_service_pb2.Assignment:
     if shard.assignment is None:
         # Its runner is about to say; whoever dials tries again.
-        raise RpcError(
-            grpc.StatusCode.UNAVAILABLE, "this process does not know its shard yet", reason="SHARD_STARTING"
-        )
+        raise RpcError(grpc.StatusCode.UNAVAILABLE, "this process does not know its shard yet", reason="SHARD_STARTING")
     return shard.assignment
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear, quantize
 from mlx.utils import tree_flatten, tree_map
 
 from services.runner.shard import architecture
@@ -87,7 +90,8 @@ def _bind(model: Any, config: architecture.Config, folder: Path) -> None:
     """Give `model` the arrays of the folder's files, without reading them."""
     weights: dict[str, mx.array] = {}
     for path in sorted(folder.glob(WEIGHT_FILES)):
-        weights.update(mx.load(str(path)))
+        loaded: Any = mx.load(str(path))
+        weights.update(loaded)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     if "quantization" in config:
@@ -95,7 +99,9 @@ def _bind(model: Any, config: architecture.Config, folder: Path) -> None:
     try:
         model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
-        raise ModelLoadError(f"the weights in {folder.name} are not those its config.json describes: {error}") from error
+        raise ModelLoadError(
+            f"the weights in {folder.name} are not those its config.json describes: {error}"
+        ) from error
     model.eval()
 
 
@@ -110,22 +116,22 @@ def _quantise_like(model: Any, quantization: Mapping[str, Any], weights: Mapping
         bits = weights[f"{path}.weight"].shape[-1] * 32 // columns
         return {"group_size": group_size, "bits": bits, "mode": quantization.get("mode", "affine")}
 
-    nn.quantize(model, class_predicate=parameters)
+    quantize(model, class_predicate=parameters)
 
 
 def _dequantise(model: Any) -> None:
     """Make every parameter a 4-byte float, once it is evaluated."""
-    leaves = tree_map(_plain, model.leaf_modules(), is_leaf=nn.Module.is_module)
+    leaves = tree_map(_plain, model.leaf_modules(), is_leaf=Module.is_module)
     model.update_modules(leaves)
     model.apply(lambda array: array.astype(mx.float32) if _is_float(array) else array)
 
 
 def _plain(module: Any) -> Any:
     """The unquantised twin of a quantised module; any other as it is."""
-    if isinstance(module, nn.QuantizedEmbedding):
-        plain: Any = nn.Embedding(1, 1)
-    elif isinstance(module, nn.QuantizedLinear):
-        plain = nn.Linear(1, 1, bias=False)
+    if isinstance(module, QuantizedEmbedding):
+        plain: Any = Embedding(1, 1)
+    elif isinstance(module, QuantizedLinear):
+        plain = Linear(1, 1, bias=False)
         if "bias" in module:
             plain.bias = module.bias
     else:
@@ -153,12 +159,17 @@ def _is_float(array: mx.array) -> bool:
 
 
 def _float_type(module: Any) -> mx.Dtype:
-    return next(array.dtype for _, array in tree_flatten(module.parameters()) if _is_float(array))
+    return next(array.dtype for array in _arrays(module) if _is_float(array))
+
+
+def _arrays(module: Any) -> list[mx.array]:
+    flat: Any = tree_flatten(module.parameters())
+    return [array for _, array in flat]
 
 
 def _evaluate(parts: Sequence[Any], progress: Progress) -> None:
     """Read the parts, one after the other."""
-    sizes = [sum(array.nbytes for _, array in tree_flatten(part.parameters())) for part in parts]
+    sizes = [sum(array.nbytes for array in _arrays(part)) for part in parts]
     done_bytes = 0
     progress(0, sum(sizes))
     for part, part_bytes in zip(parts, sizes, strict=True):

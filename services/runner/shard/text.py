@@ -30,9 +30,13 @@ class TextError(Exception):
 class Text:
     """A model's tokenizer and its chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, config: dict[str, Any], template: str | None, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, config: dict[str, Any], template: str | None, end_ids: frozenset[int]
+    ) -> None:
         self._tokenizer = tokenizer
-        self._specials = {name: _content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        self._specials = {
+            name: _content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        }
         self._template = None if template is None else _environment().from_string(template)
         self.end_ids = end_ids
         """The tokens that end an answer."""
@@ -42,10 +46,12 @@ class Text:
         """The tokenizer in a model's folder. Raises TextError when there is none or it cannot be read."""
         path = folder / "tokenizer.json"
         if not path.exists():
-            raise TextError(f"{folder.name} has no tokenizer.json: run `ullage models add` with the model's whole folder")
+            raise TextError(
+                f"{folder.name} has no tokenizer.json: run `ullage models add` with the model's whole folder"
+            )
         try:
             tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        except Exception as error:
             raise TextError(f"tokenizer.json in {folder.name} cannot be read: {error}") from error
         # A tokenizer made for training cuts and pads; a prompt is never cut in silence.
         tokenizer.no_truncation()
@@ -184,7 +190,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)  # noqa: DTZ005 - as people there read it
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
 
 

@@ -1,0 +1,115 @@
+"""A model cut anywhere gives what it gives whole: this is what admits a type of model.
+
+Each type is written to a folder with random weights, loaded whole and cut at every layer, and both are
+given a prompt in two chunks and then four tokens, each the likeliest.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from services import model_folder
+from services.runner.shard import architecture, shard_model
+from services.runner.shard.architecture import Cut, UnsupportedModelError
+from services.runner.shard.shard_model import ModelLoadError, ShardModel, WeightForm
+from tests.runner.shard import tiny_weights
+
+CHUNKS = ((5, 17, 200, 31, 8), (90, 12, 33))
+
+
+def loaded(folder: Path, *bounds: int, form: WeightForm = "float32") -> list[ShardModel]:
+    """The model in `folder`, cut at `bounds`."""
+    layers = tiny_weights.LAYERS
+    cuts = [Cut(first, end, layers) for first, end in pairwise((0, *bounds, layers))]
+    return [shard_model.load(folder, cut, form, on_cpu=True, progress=lambda done, total: None) for cut in cuts]
+
+
+def run(shards: list[ShardModel]) -> tuple[list[int], list[mx.array]]:
+    """The tokens chosen and all the scores they were chosen by."""
+    caches = [shard.new_cache() for shard in shards]
+    tokens: list[int] = []
+    all_scores: list[mx.array] = []
+
+    def step(inputs: mx.array) -> None:
+        for shard, cache in zip(shards, caches, strict=True):
+            inputs = shard.forward(inputs, cache)
+        scores = shards[-1].scores(inputs)
+        all_scores.append(scores)
+        tokens.append(int(str(mx.argmax(scores).item())))
+
+    for chunk in CHUNKS:
+        step(mx.array(chunk))
+    for _ in range(4):
+        step(mx.array(tokens[-1:]))
+    return tokens, all_scores
+
+
+@pytest.mark.parametrize("model_type", sorted(architecture.ADMITTED))
+def test_a_model_cut_at_any_layer_gives_what_it_gives_whole(model_type: str, tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", model_type)
+    tokens, scores = run(loaded(folder))
+    for bound in range(1, tiny_weights.LAYERS):
+        cut_tokens, cut_scores = run(loaded(folder, bound))
+        assert cut_tokens == tokens
+        assert all(bool(mx.array_equal(cut, whole)) for cut, whole in zip(cut_scores, scores, strict=True))
+
+
+@pytest.mark.parametrize("form", ["float32", "stored"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_quantised_model_cut_in_three_gives_what_it_gives_whole(form: WeightForm, tied: bool, tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", bits=4, dtype=mx.float16, tie_word_embeddings=tied)
+    tokens, scores = run(loaded(folder, form=form))
+    cut_tokens, cut_scores = run(loaded(folder, 1, 4, form=form))
+    assert cut_tokens == tokens
+    assert all(bool(mx.array_equal(cut, whole)) for cut, whole in zip(cut_scores, scores, strict=True))
+
+
+def test_dequantising_at_load_changes_no_token(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", bits=8, dtype=mx.float16)
+    assert run(loaded(folder, form="stored"))[0] == run(loaded(folder, form="float32"))[0]
+
+
+def test_every_admitted_type_can_be_weighed_and_every_weighed_type_is_admitted() -> None:
+    assert set(architecture.ADMITTED) == model_folder.ADMITTED_MODEL_TYPES
+
+
+def test_a_type_no_test_covers_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="models of type 'mamba' cannot be split yet"):
+        architecture.admit({"model_type": "mamba"})
+
+
+def test_sliding_windows_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="sliding window"):
+        architecture.admit({"model_type": "llama", "layer_types": ["full_attention", "sliding_attention"]})
+
+
+def test_a_foreign_quantisation_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="quantised as 'gptq'"):
+        architecture.admit({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}})
+
+
+def test_weights_of_another_shape_than_the_config_says_are_refused(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny")
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"intermediate_size": 96', '"intermediate_size": 128'))
+    with pytest.raises(ModelLoadError, match="the weights in tiny are not those its config"):
+        loaded(folder)
+
+
+def test_loading_tells_how_many_bytes_are_in_memory(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny")
+    told: list[tuple[int, int]] = []
+    shard_model.load(folder, Cut(0, 2, 5), "float32", on_cpu=True, progress=lambda *bytes_: told.append(bytes_))
+    layer_bytes = 4 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64)
+    embedding_bytes = 4 * tiny_weights.VOCABULARY * 64
+    total_bytes = embedding_bytes + 2 * layer_bytes
+    assert told == [
+        (0, total_bytes),
+        (embedding_bytes, total_bytes),
+        (embedding_bytes + layer_bytes, total_bytes),
+        (total_bytes, total_bytes),
+    ]

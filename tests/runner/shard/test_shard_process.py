@@ -1,0 +1,231 @@
+"""Shards in processes of their own, over real streams: what they answer, and how they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import mlx.core as mx
+import pytest
+
+from services import rpc
+from services.runner.shard import frames, shard_model
+from services.runner.shard.architecture import Cut
+from tests.runner.shard import tiny_weights
+from tests.runner.shard.ring import Child, Ring, assignments, children, generate_request, running
+from ullage.v1 import model_pb2, runner_service_pb2
+
+PROMPT = [5, 17, 200, 31, 8, 90, 12, 33]
+LONG_PROMPT = [(7 * place) % 250 for place in range(300)]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, model_pb2.Model]:
+    # No token ends an answer, so that lengths are known.
+    folder = tiny_weights.write(tmp_path_factory.mktemp("models") / "tiny", eos_token_id=None)
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder, tiny_weights.prepared(folder)
+
+
+def whole(folder: Path, prompt: list[int], tokens: int) -> list[int]:
+    """The likeliest tokens after `prompt`, by the model in one piece in this process."""
+    layers = tiny_weights.LAYERS
+    model = shard_model.load(folder, Cut(0, layers, layers), "float32", on_cpu=True, progress=lambda *_: None)
+    cache = model.new_cache()
+    for start in range(0, len(prompt), frames.CHUNK_TOKENS_MAX):
+        hidden = model.forward(mx.array(prompt[start : start + frames.CHUNK_TOKENS_MAX]), cache)
+    found: list[int] = []
+    while True:
+        found.append(int(str(mx.argmax(model.scores(hidden)).item())))
+        if len(found) == tokens:
+            return found
+        hidden = model.forward(mx.array(found[-1:]), cache)
+
+
+@pytest.mark.parametrize("bounds", [(), (1,), (3,), (1, 4)])
+async def test_sharded_processes_give_the_tokens_of_the_whole_model(
+    bounds: tuple[int, ...], tiny: tuple[Path, model_pb2.Model]
+) -> None:
+    folder, model = tiny
+    async with running(folder, model, *bounds, context_tokens=400) as ring:
+        answer = await ring.generate(tokens=PROMPT, max_tokens=64)
+        assert answer.token_ids == whole(folder, PROMPT, 64)
+        assert answer.summary.generated_tokens == 64
+        assert answer.summary.prompt_tokens == len(PROMPT)
+        assert answer.summary.finish_reason == runner_service_pb2.FINISH_REASON_LENGTH
+        in_chunks = await ring.generate(tokens=LONG_PROMPT, max_tokens=16)
+        assert in_chunks.token_ids == whole(folder, LONG_PROMPT, 16)
+
+
+async def test_the_same_seed_gives_the_same_tokens_at_any_split(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    found = []
+    for bounds in ((), (2,)):
+        async with running(folder, model, *bounds) as ring:
+            for seed in (1, 1, 2):
+                answer = await ring.generate(tokens=PROMPT, max_tokens=24, temperature=1.0, top_p=0.9, seed=seed)
+                assert answer.summary.seed == seed
+                found.append(answer.token_ids)
+    assert found[0] == found[1] == found[3] == found[4]
+    assert found[2] == found[5] != found[0]
+
+
+async def test_a_seed_that_was_not_given_is_told_and_repeats_the_answer(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    async with running(folder, model) as ring:
+        first = await ring.generate(tokens=PROMPT, max_tokens=16, temperature=1.0)
+        again = await ring.generate(tokens=PROMPT, max_tokens=16, temperature=1.0, seed=first.summary.seed)
+        assert again.token_ids == first.token_ids
+
+
+async def test_answers_made_at_once_do_not_disturb_each_other(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    prompts = [PROMPT[place:] + PROMPT[:place] for place in range(4)]
+    async with running(folder, model, 2, concurrent_sequences=4) as ring:
+        answers = await asyncio.gather(*(ring.generate(tokens=prompt, max_tokens=24) for prompt in prompts))
+        assert [answer.token_ids for answer in answers] == [whole(folder, prompt, 24) for prompt in prompts]
+
+
+async def test_an_answer_ends_before_a_stop_string(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    async with running(folder, model) as ring:
+        free = await ring.generate(text="once upon", max_tokens=32)
+        stop = free.text[5:8]
+        stopped = await ring.generate(text="once upon", max_tokens=32, stop=[stop])
+        assert stopped.text == free.text[: free.text.index(stop)]
+        assert stopped.summary.finish_reason == runner_service_pb2.FINISH_REASON_STOP
+
+
+@pytest.fixture(scope="module")
+def single(tiny: tuple[Path, model_pb2.Model]) -> tuple[Path, model_pb2.Model]:
+    return tiny
+
+
+async def refused(ring: Ring, request: runner_service_pb2.GenerateRequest) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in ring.children[0].runner.Generate(request):
+            pass
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def test_requests_that_cannot_be_answered_are_refused_with_what_to_do(
+    tiny: tuple[Path, model_pb2.Model],
+) -> None:
+    folder, model = tiny
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    async with running(folder, model, context_tokens=16) as ring:
+        assert await refused(ring, generate_request(text="")) == (
+            invalid,
+            "the prompt is empty: send text, chat messages or tokens",
+        )
+        code, message = await refused(ring, generate_request(tokens=[1] * 16))
+        assert code == invalid
+        assert message.startswith(
+            "the prompt has 16 tokens and the context holds 16, the answer included: send at most"
+        )
+        code, message = await refused(ring, generate_request(tokens=[9999]))
+        assert (code, message) == (invalid, "token 9999 is not in the vocabulary of 259 tokens")
+        code, message = await refused(ring, generate_request(tokens=[1], top_p=1.5))
+        assert (code, message) == (invalid, "top_p is 1.5: it must be in (0, 1]")
+        chat = generate_request(text="")
+        chat.chat.messages.add(role="user", content="hello")
+        assert await refused(ring, chat) == (invalid, "this model has no chat template: send the prompt as text")
+        code, _ = await refused(ring, generate_request(tokens=[1], instance_id="other"))
+        assert code == grpc.StatusCode.NOT_FOUND
+        # The longest prompt there can be leaves room for one token.
+        assert (await ring.generate(tokens=[1] * 15)).summary.generated_tokens == 1
+
+
+async def test_more_requests_than_run_and_wait_are_refused(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    async with running(folder, model, 2, context_tokens=500) as ring:
+        calls = [ring.children[0].runner.Generate(generate_request(tokens=PROMPT)) for _ in range(3)]
+        codes = []
+        for call in calls:
+            reading = asyncio.create_task(anext(aiter(call)))
+            done, _ = await asyncio.wait([reading], timeout=0.5)
+            codes.append(reading.exception().code() if done and reading.exception() else None)  # type: ignore[union-attr]  # an AioRpcError
+            reading.cancel()
+        assert codes == [None, None, grpc.StatusCode.RESOURCE_EXHAUSTED]
+
+
+async def test_a_client_that_goes_frees_its_place_and_the_log_learns_of_it(
+    tiny: tuple[Path, model_pb2.Model],
+) -> None:
+    folder, model = tiny
+    async with running(folder, model, 2, context_tokens=500) as ring:
+        watching = asyncio.create_task(ring.children[0].watch())
+        call = ring.children[0].runner.Generate(generate_request(tokens=PROMPT))
+        await anext(aiter(call))
+        call.cancel()
+        answer = await ring.generate(tokens=PROMPT, max_tokens=8)
+        assert answer.token_ids == whole(folder, PROMPT, 8)
+        await asyncio.sleep(0.1)
+        watching.cancel()
+        finished = [
+            told.generation_finished for told in ring.children[0].watched if told.HasField("generation_finished")
+        ]
+        assert [event.finish_reason for event in finished] == ["cancelled", "length"]
+        assert finished[1].prompt_tokens == len(PROMPT)
+        assert finished[1].generated_tokens == 8
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_lost_rank_fails_the_others_by_its_name_within_five_seconds(
+    number: signal.Signals, tiny: tuple[Path, model_pb2.Model]
+) -> None:
+    folder, model = tiny
+    async with running(folder, model, 1, 3, context_tokens=500) as ring:
+        call = ring.children[0].runner.Generate(generate_request(tokens=PROMPT))
+        await anext(aiter(call))
+        ring.children[1].process.send_signal(number)
+        statuses = await asyncio.gather(ring.children[0].failed(5.0), ring.children[2].failed(5.0))
+        for status in statuses:
+            assert status.failure.blamed_rank == 1
+            assert status.failure.phase == model_pb2.SHARD_PHASE_RUNNING
+            assert "rank 1 on node n1" in status.failure.message
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "rank 1 on node n1" in (caught.value.details() or "")
+
+
+async def test_a_rank_that_is_no_neighbour_of_the_lost_one_learns_its_name(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    async with running(folder, model, 1, 2, 3) as ring:
+        ring.children[2].process.kill()
+        assert (await ring.children[0].failed(5.0)).failure.blamed_rank == 2
+
+
+async def test_a_neighbour_that_cannot_be_reached_is_named_with_direction_and_address(
+    tiny: tuple[Path, model_pb2.Model],
+) -> None:
+    folder, model = tiny
+    other = model_pb2.Model()
+    other.CopyFrom(model)
+    other.digest = "f" * 64
+    async with children(2) as started:
+        addresses = [one.address for one in started]
+        here, _ = assignments(model, addresses, (2,))
+        _, there = assignments(other, addresses, (2,))
+        ours, _ = await asyncio.gather(started[0].load(here, folder), started[1].load(there, folder))
+        failure = ours[-1].failure
+        assert failure.phase == model_pb2.SHARD_PHASE_CONNECTING
+        assert failure.blamed_rank == 1
+        assert failure.message.startswith(f"rank 0 on node n0 cannot reach rank 1 on node n1 at {addresses[1]}: ")
+
+
+async def test_a_file_cut_short_fails_the_shard_before_it_loads(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny")
+    model = tiny_weights.prepared(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    async with children(1) as started:
+        (alone,) = assignments(model, [started[0].address], ())
+        statuses = await started[0].load(alone, folder)
+        assert statuses[-1].phase == model_pb2.SHARD_PHASE_FAILED
+        assert "run `ullage models add` again" in statuses[-1].failure.message

@@ -1,0 +1,105 @@
+"""Models of random numbers, small enough to compute whole and split in a test, with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import mlx.core as mx
+from mlx.nn.layers.quantized import quantize
+from mlx.utils import tree_flatten, tree_map
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from services.model_folder import describe, write_manifest
+from services.runner.shard import architecture
+from ullage.v1 import model_pb2
+
+SPECIALS: Final = ("<|end|>", "<|user|>", "<|assistant|>")
+VOCABULARY: Final = 256 + len(SPECIALS)
+END: Final = 256
+LAYERS: Final = 5
+
+CONFIG: Final[dict[str, Any]] = {
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": END,
+}
+OF_TYPE: Final[dict[str, dict[str, Any]]] = {
+    "ernie4_5": {"use_bias": False},
+    "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5, "tie_word_embeddings": False, "head_dim": 16},
+    "granite": {
+        "logits_scaling": 4.0,
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "mimo": {"num_nextn_predict_layers": 0},
+    "nemotron": {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+    "seed_oss": {"attention_bias": True, "attention_out_bias": False},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0, 1]},
+    "starcoder2": {"norm_epsilon": 1e-5},
+}
+
+
+def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
+    """A config.json of `model_type`."""
+    return {**CONFIG, "model_type": model_type, **OF_TYPE.get(model_type, {}), **changes}
+
+
+def write(
+    folder: Path,
+    model_type: str = "llama",
+    *,
+    bits: int | None = None,
+    dtype: mx.Dtype = mx.float32,
+    chat_template: str | None = None,
+    **changes: Any,
+) -> Path:
+    """A model's folder, its weights the same at every call; with `bits`, quantised in groups of 32."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_of(model_type, **changes)
+    model = architecture.build(config)
+    keys = iter(mx.random.split(mx.random.key(7), 1000))
+    # Large enough for a token's score to stand out, so that equal tokens mean something.
+    random = tree_map(lambda array: mx.random.normal(array.shape, key=next(keys)) * 0.2, model.parameters())
+    model.update(random)
+    if bits is not None:
+        quantize(model, group_size=32, bits=bits)
+        config["quantization"] = {"group_size": 32, "bits": bits}
+    flat: Any = tree_flatten(model.parameters())
+    weights = {name: array.astype(dtype) if array.dtype == mx.float32 else array for name, array in flat}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    _write_tokenizer(folder, chat_template)
+    return folder
+
+
+def prepared(folder: Path, model_id: str = "tiny") -> model_pb2.Model:
+    """The model in a folder that `write` made, with its manifest written."""
+    model = describe(folder, model_id=model_id, source="test")
+    write_manifest(folder, model)
+    return model
+
+
+def _write_tokenizer(folder: Path, chat_template: str | None) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: place for place, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    said = {"eos_token": SPECIALS[0], **({} if chat_template is None else {"chat_template": chat_template})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
