@@ -52,6 +52,8 @@ class Bounds:
     """From being asked to end to being killed."""
     explain_seconds: float = 2.0
     """From the end of the connection to the end of the process, which says more."""
+    blame_seconds: float = 0.5
+    """For another rank that is blamed to be heard first: its own runner knows more."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,8 @@ class ShardSupervisor:
         if self.channel is not None:
             channel, self.channel = self.channel, None
             await channel.close()
+        if failure is not None and failure.HasField("blamed_rank"):
+            await self._shop.clock.sleep(self._shop.bounds.blame_seconds)
         self._progress.end(failure)
         log.info("shard ended", shard=self.key, phase=model_pb2.ShardPhase.Name(self.status.phase))
 
