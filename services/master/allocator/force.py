@@ -8,17 +8,21 @@ Rules this module lives by:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 from services.master.allocator.budget import Budget, View
 from services.master.allocator.case import Case
-from services.master.allocator.demand import BOUNDLESS_BYTES
 from services.master.allocator.search import Solution
 
 PARTS: Final = 1024
 """In how many parts of its own size a node's room is widened."""
 
-WIDENINGS_MAX: Final = 64
+WIDENED_PARTS_MAX: Final = PARTS * PARTS
+"""A thousand times its size: whoever needs more has made a mistake, which force does not lift."""
+
+SIZE_ASSUMED_BYTES: Final = 1024**3
+"""Stands for the size of a node that has never said it."""
 
 
 def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
@@ -36,17 +40,10 @@ def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
 
 def _least_rooms(case: Case) -> dict[str, int] | None:
     """The rooms, widened by equal parts, in which the model just fits; None where it fits in none."""
-    if not case.fits_in({budget.node_id: BOUNDLESS_BYTES for budget in case.weighed}):
+    if not case.fits_in(_rooms(case, WIDENED_PARTS_MAX)):
         return None
-    low, high = 0, 1
-    for _ in range(WIDENINGS_MAX):
-        if case.fits_in(_rooms(case, high)):
-            break
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if case.fits_in(_rooms(case, middle)) else (middle, high)
-    return _rooms(case, high)
+    parts = bisect_left(range(WIDENED_PARTS_MAX), True, key=lambda count: case.fits_in(_rooms(case, count)))  # noqa: FBT003 - the first yes
+    return _rooms(case, parts)
 
 
 def _rooms(case: Case, parts: int) -> dict[str, int]:
@@ -54,5 +51,5 @@ def _rooms(case: Case, parts: int) -> dict[str, int]:
 
 
 def _widened(budget: Budget, parts: int) -> int:
-    own_size = budget.ram_total_bytes or budget.budget_bytes or PARTS
+    own_size = budget.ram_total_bytes or budget.budget_bytes or SIZE_ASSUMED_BYTES
     return (budget.budget_bytes or 0) + own_size * parts // PARTS

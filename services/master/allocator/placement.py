@@ -113,7 +113,8 @@ def _because_fewest(request: Request, used: int) -> str:
         return "it can hold the whole model and no other node is needed"
     if used == request.nodes_min or used == len(request.wanted):
         return "that many nodes were asked for; shares follow weighted memory"
-    return f"no {used - 1} of the nodes can hold the model; shares follow weighted memory"
+    fewer = "no single node" if used == 2 else f"no {used - 1} of the nodes"
+    return f"{fewer} can hold the model; shares follow weighted memory"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ Rules this module lives by:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
@@ -229,7 +230,7 @@ def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
     roomiest = sorted(case.weighed, key=lambda each: (-(each.budget_bytes or 0), each.node_id))
     for budget in roomiest[:NODES_ADVISED_MAX]:
         more = _more_bytes_on(case, budget, max(1, needed // SEARCH_STEPS))
-        if more is not None:
+        if more is not None and more <= UINT64_MAX:
             yield model_pb2.Remedy(text=f"Free {size(more)} on {budget.name}", node_id=budget.node_id, more_bytes=more)
 
 
@@ -297,18 +298,13 @@ def _whole_room(budget: Budget) -> int:
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:
     """The least count from 1 to `most` for which `holds` is true, if it stays true above; None for none."""
-    if most < 1 or not holds(most):
-        return None
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+    counts = range(1, most + 1)
+    place = bisect_left(counts, True, key=holds)  # noqa: FBT003 - the first yes
+    return counts[place] if place < len(counts) else None
 
 
 def _most(most: int, holds: Callable[[int], bool]) -> int | None:
     """The greatest count from 1 to `most` for which `holds` is true, if it is true below; None for none."""
-    first_false = _least(most, lambda count: not holds(count))
-    if first_false is None:
-        return most if most > 0 else None
-    return first_false - 1 or None
+    counts = range(1, most + 1)
+    place = bisect_left(counts, True, key=lambda count: not holds(count))  # noqa: FBT003 - the first no
+    return counts[place - 1] if place else None

@@ -31,7 +31,7 @@ def size(count: int) -> str:
         return f"{count / _GIB:.2f} GiB"
     if count >= _MIB // 10:
         return f"{count / _MIB:.1f} MiB"
-    return counted(count, "byte")
+    return counted(count, "byte") if count else "0"
 
 
 def counted(count: int, noun: str) -> str:
