@@ -103,17 +103,17 @@ class _Room(NamedTuple):
 
 def warning_bound_bytes(total_bytes: int) -> int:
     """W: with less room than this, a node of `total_bytes` is under WARNING."""
-    return min(max(total_bytes // 10, GIB), 8 * GIB, total_bytes // 4)
+    return max(1, min(max(total_bytes // 10, GIB), 8 * GIB, total_bytes // 4))
 
 
 def critical_bound_bytes(total_bytes: int) -> int:
     """K: with less room than this, a node of `total_bytes` is under CRITICAL."""
-    return min(max(total_bytes // 20, GIB // 2), 4 * GIB, total_bytes // 8)
+    return max(1, min(max(total_bytes // 20, GIB // 2), 4 * GIB, total_bytes // 8))
 
 
 def judge(previous: Verdict | None, reading: Reading, now_s: float) -> Verdict:
     """The level at `now_s`, in seconds of a clock that never goes back, after `previous`."""
-    before = previous or _FIRST
+    before = _FIRST if previous is None else previous
     stalls = measure(before.stalls, reading.host_stall, reading.cgroup_stall, now_s)
     total, available = reading.total_bytes, reading.available_bytes
     if not total or available is None:

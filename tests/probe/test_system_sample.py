@@ -1,0 +1,78 @@
+"""What psutil gives on this machine, and what is left out where it gives nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.probe.failures import Failures
+from services.probe.interfaces import kind
+from services.probe.psutil_sampler import PsutilSampler
+from services.probe.system import SystemSampler
+from ullage.v1 import node_pb2
+
+
+def test_this_machine_has_cores_a_disk_and_a_loopback_interface(tmp_path: Path) -> None:
+    failures = Failures()
+    memory = node_pb2.MemorySample(ram_total_bytes=1)
+    sample = SystemSampler(tmp_path, Path("/"), failures).read(memory)
+    assert sample.logical_cores >= 1
+    assert 0 <= sample.cpu_pct <= 100
+    assert 0 < sample.disk_available_bytes <= sample.disk_total_bytes
+    assert sample.memory == memory
+    loopback = next(each for each in sample.interfaces if each.address == "127.0.0.1")
+    assert loopback.kind == node_pb2.INTERFACE_KIND_LOOPBACK
+    assert not loopback.HasField("speed_bits_per_second")
+    assert not sample.HasField("gpu_pct")
+    assert not failures.counts
+
+
+def test_a_disk_that_is_gone_is_absent_and_counted() -> None:
+    failures = Failures()
+    sample = SystemSampler(Path("/nowhere/at/all"), Path("/"), failures).read(node_pb2.MemorySample())
+    assert not sample.HasField("disk_total_bytes")
+    assert failures.counts == {"disk": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lo", node_pb2.INTERFACE_KIND_LOOPBACK),
+        ("eth0", node_pb2.INTERFACE_KIND_ETHERNET),
+        ("enp3s0", node_pb2.INTERFACE_KIND_ETHERNET),
+        ("wlp2s0", node_pb2.INTERFACE_KIND_WIFI),
+        ("wg0", node_pb2.INTERFACE_KIND_TUNNEL),
+        ("utun4", node_pb2.INTERFACE_KIND_TUNNEL),
+        ("thunderbolt0", node_pb2.INTERFACE_KIND_THUNDERBOLT),
+        ("docker0", node_pb2.INTERFACE_KIND_OTHER),
+    ],
+)
+def test_an_interface_is_known_by_its_name(tmp_path: Path, name: str, expected: int) -> None:
+    assert kind(name, tmp_path) == expected
+
+
+def test_linux_says_which_interfaces_are_wireless(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/net/eth1/wireless").mkdir(parents=True)
+    assert kind("eth1", tmp_path) == node_pb2.INTERFACE_KIND_WIFI
+
+
+def test_psutil_gives_a_reading_within_its_bounds() -> None:
+    failures = Failures()
+    reading = PsutilSampler(failures).read()
+    assert reading.source == node_pb2.MEMORY_SOURCE_PSUTIL
+    assert reading.total_bytes is not None
+    assert reading.available_bytes is not None
+    assert 0 < reading.available_bytes <= reading.total_bytes
+    assert reading.host_stall is None
+    assert not failures.counts
+
+
+def test_a_reader_that_fails_in_any_way_is_none_and_counted() -> None:
+    failures = Failures()
+
+    def fails() -> int:
+        raise RuntimeError("array not large enough")
+
+    assert [failures.guard("psutil", fails) for _ in range(3)] == [None, None, None]
+    assert failures.counts == {"psutil": 3}
