@@ -282,7 +282,7 @@ readings = st.builds(
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(readings, max_size=12), st.sampled_from([0.0, 0.5, 20.0]))
+@given(st.lists(readings, max_size=6), st.sampled_from([0.0, 0.5, 20.0]))
 def test_any_history_gives_a_level_with_its_reasons(history: list[Reading], period_s: float) -> None:
     before = 0
     for verdict in judged(history, period_s):
