@@ -31,7 +31,7 @@ def node_id(state_dir: Path) -> str:
         kept = path.read_text(errors="replace").strip()
     except OSError as error:
         raise IdentityError(
-            f"the node's id cannot be kept in {state_dir}: {error.strerror}; choose a --state-dir"
+            f"the node's id cannot be kept in {state_dir}: {error.strerror}; choose another --state-dir"
         ) from error
     if not _NODE_ID.fullmatch(kept):
         raise IdentityError(

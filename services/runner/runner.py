@@ -51,7 +51,7 @@ class Runner:
         self.outbox = outbox
         self.shards = Shards(shop, settings.threads)
         self._channel = rpc.channel(settings.master)
-        self._session = Session(
+        self.session = Session(
             self._channel, lambda: self.profile, self.outbox, self.shards.reconcile, self._dial, shop.clock
         )
         self._dials: set[asyncio.Task[None]] = set()
@@ -59,7 +59,7 @@ class Runner:
     async def serve(self) -> rpc.Server:
         """Listen, and know the own address from then on. Raises AddressError."""
         server = rpc.Server()
-        own = servicer.RunnerServicer(lambda: self.profile, self.shards, lambda: self._session.connected)
+        own = servicer.RunnerServicer(lambda: self.profile, self.shards, lambda: self.session.connected)
         server.add(SERVICE, servicer.add_to_server, own)
         port = await server.start(self._settings.address)
         self.profile.address = self._settings.advertised(port)
@@ -69,7 +69,7 @@ class Runner:
     async def work(self) -> None:
         """Talk with the master and keep an eye on the models, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._session.run())
+            tasks.create_task(self.session.run())
             tasks.create_task(self._watch_models())
 
     async def _watch_models(self) -> None:
@@ -95,7 +95,7 @@ class Runner:
         """End every shard, and let the master know if it is there."""
         await self.shards.close("its runner was stopped")
         deadline = self._clock.monotonic() + FAREWELL_SECONDS
-        while self._session.connected and not self.outbox.empty and self._clock.monotonic() < deadline:
+        while self.session.connected and not self.outbox.empty and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.02)
 
     async def close(self) -> None:
