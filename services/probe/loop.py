@@ -93,4 +93,4 @@ class Loop:
             return
         level = node_pb2.PressureLevel.Name(verdict.level).removeprefix("PRESSURE_LEVEL_")
         reasons = "; ".join(reason.detail for reason in verdict.reasons)
-        log.info("memory pressure", level=level, reasons=reasons or None)
+        log.info("memory pressure", pressure=level, reasons=reasons or None)

@@ -29,13 +29,17 @@ BATCH_FACTS_MAX: Final = 256
 ANSWER_SECONDS_MAX: Final = 30.0
 """A master that does not answer for so long is dialled again: it hangs, or is another one behind the address."""
 
-WAIT_SECONDS_MAX: Final = 2.0
-"""The longest wait between two attempts; a master that is back hears from every node within it."""
+WAIT_SECONDS_MAX: Final = 0.5
+"""The longest wait between two attempts. While nobody listens they end at once: it is the channel that dials,
+every 2 s at the longest, and this is how soon its success is used."""
 
 REFUSED_WAIT_SECONDS: Final = 5.0
-"""Between attempts when the master refuses this node as such: nothing changes until a person acts."""
+"""Between attempts when the master refuses: nothing changes until a person acts."""
 
-_REFUSALS: Final = frozenset({grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.INVALID_ARGUMENT})
+_REFUSALS: Final = frozenset(
+    {grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED}
+)
+"""Two nodes with one id, a fact no node may say, a disk that is full."""
 
 _Call: TypeAlias = (
     "grpc.aio.StreamStreamCall[telemetry_service_pb2.ReportRequest, telemetry_service_pb2.ReportResponse]"
@@ -70,7 +74,7 @@ class Reporter:
         self._answer_seconds_max = answer_seconds_max
         self._gathered = asyncio.Event()
         self._under_way_sequence = 0
-        self._complaint: object = None
+        self._complaint: object = "never connected"
         self.connected = False
         self.memory_period_s: float | None = None
         """The period the master wishes for memory samples, None where it has no wish."""
@@ -126,8 +130,6 @@ class Reporter:
         if await self._hear(call) < said_before:
             self._announce()  # Its log is a new one, and does not know this node.
         self.connected = True
-        self._complaint = None
-        log.info("connected to the master", master=self._master, buffered=self.buffered_facts)
         while True:
             batch = self._buffer.oldest(BATCH_FACTS_MAX)
             if not batch:
@@ -140,6 +142,7 @@ class Reporter:
             while await self._hear(call) < self._under_way_sequence:
                 pass  # It makes a batch durable in parts if it likes.
             self._under_way_sequence = 0
+            self._rejoice()
 
     async def _say(self, call: _Call, request: telemetry_service_pb2.ReportRequest) -> None:
         with contextlib.suppress(asyncio.InvalidStateError):  # The call is over: the next read says why.
@@ -181,6 +184,12 @@ class Reporter:
             log.error("facts given up: the master refuses them", facts=given_up, detail=error.details())
             return None
         return REFUSED_WAIT_SECONDS
+
+    def _rejoice(self) -> None:
+        """Log the end of an outage: facts are taken again. A master may answer and still refuse them."""
+        if self._complaint is not None:
+            self._complaint = None
+            log.info("connected to the master", master=self._master, buffered=self.buffered_facts)
 
     def _complain(self, cause: object, detail: str | None) -> None:
         """Log the beginning of an outage, and a new cause of it; not every attempt."""

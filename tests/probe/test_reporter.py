@@ -272,13 +272,20 @@ async def test_facts_that_the_master_refuses_are_given_up_and_the_next_ones_sent
         assert wire.master.received == [1, 2, 3]
 
 
-async def test_facts_that_find_no_room_on_the_masters_disk_are_kept_and_sent_again() -> None:
+async def test_facts_that_find_no_room_on_the_masters_disk_are_kept_and_sent_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async with wired(StoringMaster()) as wire:
         reporter = reporter_to(wire)
-        wire.master.batch_refusals = [(grpc.StatusCode.RESOURCE_EXHAUSTED, "disk full")]
+        wire.master.batch_refusals = [(grpc.StatusCode.RESOURCE_EXHAUSTED, "disk full")] * 3
         async with running(reporter):
             await until(lambda: wire.master.acknowledged == 1)
+            await until(lambda: reporter.buffered_facts == 0)
         assert reporter.dropped_facts == 0
+        assert wire.master.received == [1, 1, 1, 1]
+        output = capsys.readouterr().out
+        assert output.count("disk full") == 1
+        assert output.count("connected to the master") == 2  # The outage's beginning and its end.
 
 
 async def test_a_master_with_a_new_log_is_told_who_the_node_is() -> None:
