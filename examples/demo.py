@@ -25,13 +25,12 @@ ULLAGE: Final = (sys.executable, "-m", "services.cli")
 
 MODEL: Final = "smollm2-135m"
 CONTEXT_TOKENS: Final = "1024"
-NODE_MEMORY: Final = "450MiB"
+NODE_MEMORY: Final = "380MiB"
 """Less than the model with its cache and a shard's process take on one node or on two, and enough on three."""
 
 PROMPT: Final = "Why do wooden casks lose a little of what is stored in them?"
 TOLD_KINDS: Final = (
     "model_registered",
-    "placement_refused",
     "instance_placed",
     "shard_status_changed",
     "generation_started",
@@ -79,7 +78,7 @@ def steps(environment: dict[str, str]) -> None:
     ullage(environment, "generate", MODEL, PROMPT, "--max-tokens", "64")
     say("What happened is in the log.")
     kinds = [part for kind in TOLD_KINDS for part in ("--kind", kind)]
-    ullage(environment, "events", "--limit", "20", *kinds)
+    ullage(environment, "events", "--limit", "16", *kinds)
 
 
 @contextmanager

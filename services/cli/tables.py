@@ -35,7 +35,7 @@ def nodes(state: state_pb2.ClusterState) -> Table:
     """One row for each node: what it can give, and what it has given."""
     sizes = ("AVAILABLE", "PROMISED", "RESIDENT")
     table = _table("NODE", "HEARD", "LEVEL", *sizes, "RUNNER", right=sizes)
-    for node in state.nodes:
+    for node in sorted(state.nodes, key=lambda node: names.node_name(node.identity)):
         table.add_row(
             names.node_name(node.identity),
             _heard(node),
