@@ -121,7 +121,7 @@ class Cluster:
         self.stopping = asyncio.Event()
         """Set when streams shall end."""
         self.failed: asyncio.Future[None] = loop.create_future()
-        """Has an exception once the log can no longer be written: the process must end, since nothing can be promised."""
+        """Has an exception once the log can no longer be written: nothing can be promised, so the process must end."""
         self.clock = clock
         self.bounds = bounds
         self._heard: dict[str, float] = {}

@@ -154,7 +154,7 @@ class LogReader:
     def sources(self) -> dict[str, int]:
         """The last stored source_sequence of every source."""
         with self._engine.connect() as connection:
-            return dict(connection.exec_driver_sql("SELECT name, last_seq FROM sources").tuples().all())
+            return {name: last for name, last in connection.exec_driver_sql("SELECT name, last_seq FROM sources")}  # noqa: C416 - mypy knows these to be pairs
 
 
 class ReadOnlyLog(LogReader):
