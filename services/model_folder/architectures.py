@@ -36,6 +36,22 @@ def _qwen3(config: Config) -> tuple[Module, ...]:
     return (*_decoder_layer(config, input_bias=False, output_bias=False), *norms)
 
 
+def _seed_oss(config: Config) -> tuple[Module, ...]:
+    return _decoder_layer(config, input_bias=config.attention_bias, output_bias=config.attention_out_bias)
+
+
+def _olmo2(config: Config) -> tuple[Module, ...]:
+    """Norms come after attention and feed-forward, and span all heads."""
+    queries, keys = config.attention_heads * config.head_dim, config.kv_heads * config.head_dim
+    modules = _decoder_layer(config, input_bias=config.attention_bias, output_bias=config.attention_bias)
+    return (
+        *(module for module in modules if module.name != "input_layernorm"),
+        Module("post_feedforward_layernorm", (config.hidden_size,)),
+        Module("self_attn.q_norm", (queries,)),
+        Module("self_attn.k_norm", (keys,)),
+    )
+
+
 def _decoder_layer(config: Config, *, input_bias: bool, output_bias: bool) -> tuple[Module, ...]:
     hidden, ffn = config.hidden_size, config.intermediate_size
     queries, keys = config.attention_heads * config.head_dim, config.kv_heads * config.head_dim
@@ -53,10 +69,14 @@ def _decoder_layer(config: Config, *, input_bias: bool, output_bias: bool) -> tu
 
 
 LAYER_MODULES: Final[Mapping[str, Callable[[Config], tuple[Module, ...]]]] = {
+    "granite": _llama,
     "llama": _llama,
     "mistral": _llama,
+    "olmo2": _olmo2,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "seed_oss": _seed_oss,
+    "smollm3": _llama,
 }
 ADMITTED_MODEL_TYPES: Final = frozenset(LAYER_MODULES)
 """Architectures a runner can split, as config.json's model_type; any other is refused by name."""

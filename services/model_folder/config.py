@@ -30,6 +30,7 @@ class Config:
     context_tokens_max: int
     tied_embedding: bool
     attention_bias: bool
+    attention_out_bias: bool
     mlp_bias: bool
     quantized: bool
     kv_windows_tokens: tuple[int | None, ...]
@@ -83,6 +84,7 @@ def _config(model_type: str, values: Mapping[str, Any]) -> Config:
         # The runtime ties them where nothing is said.
         tied_embedding=values.get("tie_word_embeddings", True) is True,
         attention_bias=values.get("attention_bias") is True,
+        attention_out_bias=values.get("attention_out_bias") is True,
         mlp_bias=values.get("mlp_bias") is True,
         quantized=_quantized(values),
         kv_windows_tokens=_windows(model_type, values, layers),

@@ -87,7 +87,11 @@ def _stop_with_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> No
 
 
 async def _description(arguments: argparse.Namespace, loaded: blas.Loaded) -> dict[str, Any]:
-    """What a runner says of its shards; `shard_overhead_bytes` is what this process holds, being one without layers."""
+    """What a runner says of its shards.
+
+    `shard_overhead_bytes` is what this process holds, being one without layers, and the freed buffers MLX may
+    keep once there are some: no reading before the first step shows these.
+    """
     from services.runner.shard import device  # noqa: PLC0415 - imports MLX, so not before blas.load
     from services.runner.shard.process import Process  # noqa: PLC0415
 
@@ -100,7 +104,7 @@ async def _description(arguments: argparse.Namespace, loaded: blas.Loaded) -> di
             "device_name": here.name,
             "weight_form": here.weight_form(arguments.weights),
             "compute_element_bytes": here.compute_element_bytes,
-            "shard_overhead_bytes": psutil.Process().memory_info().rss,
+            "shard_overhead_bytes": psutil.Process().memory_info().rss + device.CACHE_BYTES_MAX,
             "blas": process.blas_name,
             "device_limit_bytes": here.limit_bytes,
         }

@@ -9,7 +9,6 @@ masking, scaling and ending is mlx-lm's, whole or split.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import sys
@@ -34,34 +33,25 @@ class Architecture:
     module: str
     unscale: Callable[[Any], None] | None = None
     """Makes the inner model leave its input as it is, where it scales what comes out of the embedding."""
+    attention: frozenset[str] = frozenset({"full_attention"})
+    """The kinds of layers, as config.json's layer_types, that can be cut."""
 
 
 def _without_multiplier(inner: Any) -> None:
     inner.embedding_multiplier = 1.0
 
 
-def _without_hidden_size_scale(inner: Any) -> None:
-    # The inner model reads its arguments for nothing but sqrt(hidden_size), the scale.
-    inner.args = dataclasses.replace(inner.args, hidden_size=1)
-
+_FULL_OR_SLIDING: Final = frozenset({"full_attention", "sliding_attention"})
 
 ADMITTED: Final[Mapping[str, Architecture]] = {
-    "ernie4_5": Architecture("ernie4_5"),
-    "gemma": Architecture("gemma", _without_hidden_size_scale),
-    "gemma2": Architecture("gemma2", _without_hidden_size_scale),
-    "glm4": Architecture("glm4"),
     "granite": Architecture("granite", _without_multiplier),
-    "llama": Architecture("llama"),
-    "mimo": Architecture("mimo"),
-    "mistral": Architecture("llama"),
-    "nemotron": Architecture("nemotron"),
+    "llama": Architecture("llama", attention=_FULL_OR_SLIDING),
+    "mistral": Architecture("llama", attention=_FULL_OR_SLIDING),
     "olmo2": Architecture("olmo2"),
-    "phi3": Architecture("phi3"),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "seed_oss": Architecture("seed_oss"),
     "smollm3": Architecture("smollm3"),
-    "starcoder2": Architecture("starcoder2"),
 }
 
 
@@ -74,10 +64,11 @@ def admit(config: Config) -> Architecture:
             f"models of type {model_type!r} cannot be split yet: no test shows that their parts give what the "
             f"whole gives; these can: {', '.join(sorted(ADMITTED))}"
         )
-    if set(config.get("layer_types") or ()) - {"full_attention"}:
+    if set(config.get("layer_types") or ()) - architecture.attention:
+        kinds = ", ".join(sorted(set(config["layer_types"])))
         raise UnsupportedModelError(
-            f"this {model_type} has layers that attend to a sliding window, which cannot be split yet; "
-            "use a model whose layers attend to the whole context"
+            f"this {model_type} has layers of kinds that cannot be split yet ({kinds}): use a model whose layers "
+            "attend to the whole context"
         )
     if "quantization" not in config and "quantization_config" in config:
         method = config["quantization_config"].get("quant_method", "unnamed")
@@ -180,6 +171,7 @@ def cut_out(model: Any, config: Config, cut: Cut, dtype: mx.Dtype) -> Pieces:
     inner, embedding = model.model, model.model.embed_tokens
     is_tied = "lm_head" not in model
     inner.layers = inner.layers[cut.first_layer : cut.end_layer]
+    _find_windows(inner)
     parts = list(inner.layers)
     if cut.is_first or (cut.is_last and is_tied):
         parts.insert(0, embedding)
@@ -198,7 +190,22 @@ def cut_out(model: Any, config: Config, cut: Cut, dtype: mx.Dtype) -> Pieces:
     return Pieces(inner, model, parts)
 
 
+def _find_windows(inner: Any) -> None:
+    """Have the masks of a model with sliding windows made from the caches of layers it still has."""
+    if not hasattr(inner, "swa_idx"):
+        return
+    slides = [layer.use_sliding for layer in inner.layers]
+    # Where no layer attends to everything that mask is made, from any cache, and not used.
+    inner.fa_idx = slides.index(False) if False in slides else 0
+    inner.swa_idx = slides.index(True) if True in slides else None
+
+
 def new_cache(inner: Any) -> list[Any]:
-    """An empty KV cache for one sequence: an entry for each layer of `inner`."""
+    """An empty KV cache for one sequence: an entry for each layer of `inner`, as long as it can look back."""
     cache = _module("cache")
-    return [cache.KVCache() for _ in inner.layers]
+    return [
+        cache.RotatingKVCache(max_size=inner.sliding_window)
+        if getattr(layer, "use_sliding", False)
+        else cache.KVCache()
+        for layer in inner.layers
+    ]

@@ -82,8 +82,9 @@ class Child:
         """The status in which the shard has failed, within `seconds`."""
         async with asyncio.timeout(seconds):
             async for response in self.shard.Watch(shard_service_pb2.WatchRequest()):
-                if response.status.phase == model_pb2.SHARD_PHASE_FAILED:
-                    return response.status
+                status: model_pb2.ShardStatus = response.status
+                if status.phase == model_pb2.SHARD_PHASE_FAILED:
+                    return status
         raise AssertionError("the watch ended")
 
 
@@ -140,8 +141,7 @@ async def child(folder: Path, rank: int, threads: int = 1, weights: str = "float
     channel = rpc.channel(f"unix:{socket}")
     try:
         async with asyncio.timeout(START_SECONDS_MAX):
-            while not socket.exists():
-                await asyncio.sleep(0.02)
+            await channel.channel_ready()
         yield Child(process, f"unix:{socket}", channel)
     finally:
         await channel.close()

@@ -58,6 +58,18 @@ def test_a_model_cut_at_any_layer_gives_what_it_gives_whole(model_type: str, tmp
         assert all(bool(mx.array_equal(cut, whole)) for cut, whole in zip(cut_scores, scores, strict=True))
 
 
+def test_a_model_with_sliding_windows_cut_at_any_layer_gives_what_it_gives_whole(tmp_path: Path) -> None:
+    full, sliding = "full_attention", "sliding_attention"
+    folder = tiny_weights.write(
+        tmp_path / "tiny", layer_types=[full, sliding, sliding, full, sliding], sliding_window=4
+    )
+    tokens, scores = run(loaded(folder))
+    for bound in range(1, tiny_weights.LAYERS):
+        cut_tokens, cut_scores = run(loaded(folder, bound))
+        assert cut_tokens == tokens
+        assert all(bool(mx.array_equal(cut, whole)) for cut, whole in zip(cut_scores, scores, strict=True))
+
+
 @pytest.mark.parametrize("form", ["float32", "stored"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_quantised_model_cut_in_three_gives_what_it_gives_whole(form: WeightForm, tied: bool, tmp_path: Path) -> None:
@@ -82,9 +94,18 @@ def test_a_type_no_test_covers_is_refused_by_name() -> None:
         architecture.admit({"model_type": "mamba"})
 
 
-def test_sliding_windows_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="sliding window"):
-        architecture.admit({"model_type": "llama", "layer_types": ["full_attention", "sliding_attention"]})
+def test_kinds_of_layers_that_no_test_covers_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="full_attention, sliding_attention"):
+        architecture.admit({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]})
+
+
+@pytest.mark.parametrize("model_type", sorted(architecture.ADMITTED))
+def test_what_a_model_weighs_is_what_its_shards_hold(model_type: str, tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", model_type)
+    model = tiny_weights.prepared(folder)
+    told: list[int] = []
+    shard_model.load(folder, Cut(1, 3, 5), "float32", on_cpu=True, progress=lambda done, total: told.append(total))
+    assert told[-1] == 4 * sum(layer.weight.parameters for layer in model.layers[1:3])
 
 
 def test_a_foreign_quantisation_is_refused_by_name() -> None:

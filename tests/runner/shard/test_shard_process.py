@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import mlx.core as mx
 import pytest
 
-from services import rpc
 from services.runner.shard import frames, shard_model
 from services.runner.shard.architecture import Cut
 from tests.runner.shard import tiny_weights
-from tests.runner.shard.ring import Child, Ring, assignments, children, generate_request, running
+from tests.runner.shard.ring import Ring, assignments, children, generate_request, running
 from ullage.v1 import model_pb2, runner_service_pb2
 
 PROMPT = [5, 17, 200, 31, 8, 90, 12, 33]

@@ -35,8 +35,6 @@ CONFIG: Final[dict[str, Any]] = {
     "eos_token_id": END,
 }
 OF_TYPE: Final[dict[str, dict[str, Any]]] = {
-    "ernie4_5": {"use_bias": False},
-    "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5, "tie_word_embeddings": False, "head_dim": 16},
     "granite": {
         "logits_scaling": 4.0,
         "attention_multiplier": 0.25,
@@ -45,11 +43,8 @@ OF_TYPE: Final[dict[str, dict[str, Any]]] = {
         "attention_bias": False,
         "mlp_bias": False,
     },
-    "mimo": {"num_nextn_predict_layers": 0},
-    "nemotron": {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
     "seed_oss": {"attention_bias": True, "attention_out_bias": False},
     "smollm3": {"no_rope_layers": [1, 1, 1, 0, 1]},
-    "starcoder2": {"norm_epsilon": 1e-5},
 }
 
 

@@ -1,0 +1,103 @@
+"""Text into tokens and back, piece by piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.runner.shard.text import Detokenizer, StopStrings, Text, TextError
+from tests.runner.shard import tiny_weights
+from ullage.v1 import runner_service_pb2
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_weights.write(tmp_path_factory.mktemp("text") / "tiny", chat_template=TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> Text:
+    return Text.read(folder)
+
+
+@pytest.mark.parametrize("written", ["plain", "naïve café", "日本語", "a 🛶 b", "ends in 🛶"])
+def test_a_character_is_given_whole_or_not_yet(written: str, text: Text) -> None:
+    detokenizer = Detokenizer(text)
+    pieces = [detokenizer.add(token) for token in text.encode(written)]
+    assert "".join(pieces) == written
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in pieces)
+
+
+def test_bytes_that_are_no_text_are_given_out_in_the_end(text: Text) -> None:
+    broken = text.encode("🛶")[:1]
+    detokenizer = Detokenizer(text)
+    pieces = [detokenizer.add(token) for token in broken * 8 + text.encode("ok")]
+    assert "".join(pieces).endswith("ok")
+    assert "\N{REPLACEMENT CHARACTER}" in "".join(pieces)
+
+
+def test_half_a_character_at_the_end_is_never_given(text: Text) -> None:
+    detokenizer = Detokenizer(text)
+    pieces = [detokenizer.add(token) for token in text.encode("a🛶")[:-1]]
+    assert "".join(pieces) == "a"
+
+
+def test_special_tokens_have_no_text(text: Text) -> None:
+    detokenizer = Detokenizer(text)
+    pieces = [detokenizer.add(token) for token in [tiny_weights.END] * 10 + text.encode("x")]
+    assert "".join(pieces) == "x"
+
+
+def test_a_conversation_goes_through_the_template(text: Text) -> None:
+    tokens = text.encode_chat([runner_service_pb2.ChatMessage(role="user", content="hi")])
+    user, assistant = tiny_weights.END + 1, tiny_weights.END + 2
+    assert tokens == [user, *text.encode("hi"), tiny_weights.END, assistant]
+
+
+def test_the_end_of_an_answer_is_what_the_files_say(text: Text) -> None:
+    assert text.end_ids == {tiny_weights.END}
+
+
+def test_a_template_cannot_reach_out_of_its_text(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", chat_template="{{ ''.__class__.__mro__ }}")
+    with pytest.raises(TextError, match="chat template does not take this conversation"):
+        Text.read(folder).encode_chat([runner_service_pb2.ChatMessage(role="user", content="hi")])
+
+
+def test_a_template_refuses_in_its_own_words(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(TextError, match="roles must alternate"):
+        Text.read(folder).encode_chat([runner_service_pb2.ChatMessage(role="user", content="hi")])
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TextError, match=r"has no tokenizer\.json: run `ullage models add`"):
+        Text.read(tmp_path)
+
+
+def test_a_stop_string_is_found_across_pieces() -> None:
+    stops = StopStrings(["STOP"])
+    assert [stops.add(piece) for piece in ("one S", "TO", "P two")] == ["one ", "", ""]
+    assert stops.is_stopped
+    assert stops.rest() == ""
+
+
+def test_what_only_began_like_a_stop_string_is_given_after_all() -> None:
+    stops = StopStrings(["STOP"])
+    assert [stops.add(piece) for piece in ("ST", "A", "ST")] == ["", "STA", ""]
+    assert stops.rest() == "ST"
+
+
+def test_the_first_of_several_stop_strings_ends_the_text() -> None:
+    stops = StopStrings(["later", "now"])
+    assert stops.add("end now or later") == "end "
+
+
+def test_without_stop_strings_nothing_is_held() -> None:
+    assert StopStrings([]).add("all of it") == "all of it"
