@@ -51,6 +51,8 @@ class Relay:
 
     async def _passed_on(self, shard: ShardSupervisor, call: Any, context: Any) -> AsyncIterator[bytes]:
         """What the process answers, until it or the caller ends the call."""
+        # Not in a `finally`: one who leaves while a write to him waits leaves this generator where it is.
+        context.add_done_callback(lambda _: call.cancel())
         try:
             async for response in call:
                 yield response
@@ -60,9 +62,6 @@ class Relay:
                 # gRPC's own word, not the process's, whose errors have details.
                 raise self._lost(shard) from error
             await context.abort(error.code(), error.details() or "", details)
-        finally:
-            # Ends it in the process too when it is the caller who left; nothing where it is over already.
-            call.cancel()
 
     def _addressed(self, metadata: dict[str, str | bytes]) -> ShardSupervisor:
         instance_id, rank = str(metadata.get(INSTANCE_KEY, "")), str(metadata.get(RANK_KEY, ""))

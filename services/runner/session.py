@@ -29,6 +29,9 @@ REPORT_PERIOD_SECONDS: Final = 1.0
 SILENCE_SECONDS: Final = 10.0
 """A master that has not answered for so long is dialled again."""
 
+DIAL_SECONDS_MAX: Final = 2.0
+"""Between attempts, however long the master is away: it gives a runner up soon after it is back itself."""
+
 LASTING_SECONDS: Final = 5.0
 """A connection that lasted so long is dialled again at once; one that keeps breaking is not."""
 
@@ -64,6 +67,7 @@ class Session:
         self._version: int | None = None
         self._heard_at = 0.0
         self._welcomed = asyncio.Event()
+        self._failed_with: grpc.StatusCode | None = None
 
     @property
     def connected(self) -> bool:
@@ -72,19 +76,25 @@ class Session:
 
     async def run(self) -> None:
         """Dial, and dial again, until cancelled."""
-        waits = rpc.backoff_seconds()
+        waits = rpc.backoff_seconds(last=DIAL_SECONDS_MAX)
         while True:
             began = self._clock.monotonic()
             try:
                 await self._converse()
             except grpc.aio.AioRpcError as error:
-                log.warning("master not reached", code=error.code().name, details=error.details())
+                self._note_failure(error)
             except _OutOfStep as error:
                 log.warning("session out of step", error=str(error))
             self._welcomed.clear()
             if self._clock.monotonic() - began > LASTING_SECONDS:
-                waits = rpc.backoff_seconds()
+                waits = rpc.backoff_seconds(last=DIAL_SECONDS_MAX)
             await self._clock.sleep(next(waits))
+
+    def _note_failure(self, error: grpc.aio.AioRpcError) -> None:
+        """Log why the master is not there: once, until it is back or the reason is another one."""
+        if error.code() != self._failed_with:
+            log.warning("no session with the master", code=error.code().name, details=error.details())
+        self._failed_with = error.code()
 
     async def _converse(self) -> None:
         """One connection, to its end."""
@@ -142,6 +152,7 @@ class Session:
                 pass  # An acknowledgement alone.
 
     def _take_complete(self, complete: dispatch_service_pb2.AssignmentSet) -> None:
+        self._failed_with = None
         if not self.connected:
             log.info("connected to the master", assignments=len(complete.assignments))
         self._welcomed.set()

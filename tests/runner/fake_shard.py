@@ -83,7 +83,7 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
 
 
 async def generate(request: runner_service_pb2.GenerateRequest, context: Any) -> AsyncIterator[Any]:
-    """Does what the prompt says: "fail", "crash", "for ever FILE" (which is written when the call is cancelled)."""
+    """Does what the prompt says; FILE is made when the call is cancelled."""
     match request.text.split(" "):
         case ["fail"]:
             raise rpc.RpcError(
@@ -93,11 +93,11 @@ async def generate(request: runner_service_pb2.GenerateRequest, context: Any) ->
             yield runner_service_pb2.GenerateResponse(text="almost")
             await asyncio.sleep(0.1)
             crash()
-        case ["for", "ever", file]:
+        case ["for", "ever", pause_seconds, file]:
             try:
                 while True:
-                    yield runner_service_pb2.GenerateResponse(text="on ")
-                    await asyncio.sleep(0.05)
+                    yield runner_service_pb2.GenerateResponse(text="on " * 1000)
+                    await asyncio.sleep(float(pause_seconds))
             finally:
                 Path(file).touch()  # noqa: ASYNC240 - nothing else runs here
         case words:

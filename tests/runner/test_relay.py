@@ -85,12 +85,14 @@ async def test_text_is_streamed_as_the_process_says_it(channel: grpc.aio.Channel
     assert [response.text async for response in generate(channel, "one two three")] == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("pause_seconds", ["0.05", "0"], ids=["while it waits", "while it writes more than is read"])
 async def test_a_caller_that_goes_away_ends_the_call_in_the_process_at_once(
-    channel: grpc.aio.Channel, tmp_path: Path
+    channel: grpc.aio.Channel, tmp_path: Path, pause_seconds: str
 ) -> None:
     ended = tmp_path / "ended"
-    call = generate(channel, f"for ever {ended}")
-    assert (await call.read()).text == "on "
+    call = generate(channel, f"for ever {pause_seconds} {ended}")
+    assert (await call.read()).text.startswith("on ")
+    await asyncio.sleep(0.3)
     call.cancel()
 
     async with asyncio.timeout(2):

@@ -54,11 +54,15 @@ class DispatchServiceServicer:
 
         The runner sends hello alone first. The master answers with the complete set of assignments, then
         with changes, each of which names the version it applies to; a runner that holds another version
-        ends the stream and dials again. Facts are numbered and acknowledged as in TelemetryService: the
-        runner may report runner_announced, shard_status_changed, link_measured, generation_started and
-        generation_finished, keeps each until it is acknowledged, and skips after a reconnect what the
-        first response says is durable already. A status for an instance the master does not know is
-        accepted. The runner keeps running what it runs while the master is away.
+        ends the stream and dials again. Facts are numbered and acknowledged as in TelemetryService, but
+        that the hello of a boot is its first fact, so that reports count from 2. The runner may report
+        runner_announced, shard_status_changed, link_measured, generation_started and generation_finished,
+        keeps each until it is acknowledged, and skips after a reconnect what the first response says is
+        durable already. A status for an instance the master does not know is accepted.
+
+        The runner reports at least once a second, with nothing to say too, and the master answers every
+        report; ten seconds of silence end the session. The runner keeps running what it runs while the
+        master is away.
 
         ALREADY_EXISTS: another boot of this node's runner is connected and alive.
         INVALID_ARGUMENT: a fact a runner may not report.
