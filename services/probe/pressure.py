@@ -17,6 +17,7 @@ within 0.5 and 4 GiB for CRITICAL; but never above T/4 and T/8, or a small conta
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
 from services.probe.reading import Reading
@@ -101,11 +102,13 @@ class _Room(NamedTuple):
         )
 
 
+@lru_cache(maxsize=8)  # The total hardly ever changes.
 def warning_bound_bytes(total_bytes: int) -> int:
     """W: with less room than this, a node of `total_bytes` is under WARNING."""
     return max(1, min(max(total_bytes // 10, GIB), 8 * GIB, total_bytes // 4))
 
 
+@lru_cache(maxsize=8)
 def critical_bound_bytes(total_bytes: int) -> int:
     """K: with less room than this, a node of `total_bytes` is under CRITICAL."""
     return max(1, min(max(total_bytes // 20, GIB // 2), 4 * GIB, total_bytes // 8))
@@ -259,7 +262,7 @@ def _room_pct(room: _Room) -> float:
 
 
 def _worst(reasons: list[Reason]) -> Level:
-    return max((reason.level for reason in reasons), default=_NORMAL)
+    return max(reason.level for reason in reasons) if reasons else _NORMAL
 
 
 def _gib(count_bytes: int) -> str:
