@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from services import rpc
-from services.clock import SystemClock
+from services.clock import Clock, SystemClock
 from services.probe.failures import Failures
 from services.probe.identity import identity
 from services.probe.latest import Latest
@@ -31,19 +31,9 @@ async def run(settings: Settings) -> None:
     """Probe until SIGTERM or SIGINT. Raises AddressError or IdentityError where it cannot start."""
     address = rpc.listen_address(settings.listen, insecure=settings.insecure)
     me = identity(settings.state_dir, settings.name, settings.root)
-    clock, failures, latest = SystemClock(), Failures(), Latest()
+    clock, latest = SystemClock(), Latest()
     reporter = Reporter(settings.master, me, clock)
-    loop = Loop(
-        sampler=choose(settings.root, failures),
-        system=SystemSampler(settings.state_dir, settings.root, failures),
-        override=settings.override,
-        node_id=me.node_id,
-        reporter=reporter,
-        latest=latest,
-        clock=clock,
-        period_s=settings.period_ms / 1000,
-        system_period_s=settings.system_period_ms / 1000,
-    )
+    loop = _loop(settings, me.node_id, reporter, latest, clock)
     server = rpc.Server()
     server.add(
         SERVICE_NAME, probe_service_pb2_grpc.add_ProbeServiceServicer_to_server, ProbeServicer(me, latest, reporter)
@@ -59,6 +49,21 @@ async def run(settings: Settings) -> None:
         await server.stop()
         for task in running:
             task.cancel()
+
+
+def _loop(settings: Settings, node_id: str, reporter: Reporter, latest: Latest, clock: Clock) -> Loop:
+    failures = Failures()
+    return Loop(
+        sampler=choose(settings.root, failures),
+        system=SystemSampler(settings.state_dir, settings.root, failures),
+        override=settings.override,
+        node_id=node_id,
+        reporter=reporter,
+        latest=latest,
+        clock=clock,
+        period_s=settings.period_ms / 1000,
+        system_period_s=settings.system_period_ms / 1000,
+    )
 
 
 def _stop_signal() -> asyncio.Event:

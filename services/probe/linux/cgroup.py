@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from services.probe.failures import Failures
 from services.probe.linux import psi
-from services.probe.linux.open_file import OpenFile
+from services.probe.linux.open_file import OpenFile, existing
 from services.probe.reading import Stall
 
 _DIGITS_MAX: Final = 19
@@ -83,8 +83,7 @@ def parse_limit(text: bytes) -> int | None:
 
     0 is none as well: the process that reads it lives under it, so it cannot be in force.
     """
-    digits = text.strip()
-    return (int(digits) or None) if digits.isdigit() and len(digits) <= _DIGITS_MAX else None
+    return _number(text) or None
 
 
 def parse_cache(text: bytes, dialect: Dialect) -> int:
@@ -160,11 +159,11 @@ class Cgroups:
         )
         dialect, limiting = (V1, v1) if v1 else (V2, v2)
         self._levels = [_Level(directory, dialect, failures) for directory in limiting]
-        self._events = _existing(limiting[0] / dialect.events, failures) if limiting else None
+        self._events = existing(limiting[0] / dialect.events, failures) if limiting else None
         # In a hybrid, v1 limits while only v2 has stall information. The root cgroup's is the machine's own, which
         # is read already; only the others have a type.
-        inside = bool(v2) and (v2[0] / "cgroup.type").exists()
-        self._pressure = _existing(v2[0] / "memory.pressure", failures) if inside else None
+        inside = bool(v2) and existing(v2[0] / "cgroup.type", failures) is not None
+        self._pressure = existing(v2[0] / "memory.pressure", failures) if inside else None
         self._dialect = dialect
         self._limited: list[_Level] = []
         self._rooms_until_limits = 0
@@ -198,7 +197,7 @@ class _Level:
 
     def __init__(self, directory: Path, dialect: Dialect, failures: Failures) -> None:
         self._dialect = dialect
-        self._limits = [file for name in dialect.limits if (file := _existing(directory / name, failures)) is not None]
+        self._limits = [file for name in dialect.limits if (file := existing(directory / name, failures)) is not None]
         self._usage = OpenFile(directory / dialect.usage, failures)
         self._stat = OpenFile(directory / "memory.stat", failures)
         self._limit_bytes = 0
@@ -206,21 +205,16 @@ class _Level:
     def read_limit(self, ram_total_bytes: int | None) -> bool:
         """Whether this cgroup sets a limit below the machine's memory, which then counts until the next call."""
         texts = [text for file in self._limits if (text := file.read()) is not None]
-        limit = min((found for text in texts if (found := parse_limit(text)) is not None), default=None)
-        self._limit_bytes = limit or 0
-        return limit is not None and (ram_total_bytes is None or limit < ram_total_bytes)
+        if texts:  # Where they cannot be read, the last known limit is the best there is.
+            self._limit_bytes = min((limit for text in texts if (limit := parse_limit(text)) is not None), default=0)
+        return self._limit_bytes > 0 and (ram_total_bytes is None or self._limit_bytes < ram_total_bytes)
 
     def room(self) -> Room:
         """What this cgroup leaves under its limit."""
-        usage = parse_limit(self._usage.read() or b"")
+        usage = _number(self._usage.read() or b"")
         if usage is None:
             return Room(self._limit_bytes)
         return room(self._limit_bytes, usage, parse_cache(self._stat.read() or b"", self._dialect))
-
-
-def _existing(path: Path, failures: Failures) -> OpenFile | None:
-    """The file, where this kernel has it: a root cgroup has no limit, and nothing is wrong about that."""
-    return OpenFile(path, failures) if path.exists() else None
 
 
 def _text(path: Path, failures: Failures) -> str:
@@ -246,7 +240,11 @@ def _count(text: bytes, key: bytes) -> int | None:
     if start < 0:
         return None
     start += len(key)
-    digits = text[start : start + _DIGITS_MAX + 1].partition(b"\n")[0]
+    return _number(text[start : start + _DIGITS_MAX + 1].partition(b"\n")[0])
+
+
+def _number(text: bytes) -> int | None:
+    digits = text.strip()
     return int(digits) if digits.isdigit() and len(digits) <= _DIGITS_MAX else None
 
 

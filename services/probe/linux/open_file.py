@@ -41,3 +41,15 @@ class OpenFile:
         if self._fd != _NOT_OPEN:
             os.close(self._fd)
             self._fd = _NOT_OPEN
+
+
+def existing(path: Path, failures: Failures) -> OpenFile | None:
+    """The file where this kernel has it, None where it has not: nothing is wrong about that."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        failures.add(str(path), error)
+        return None
+    return OpenFile(path, failures)

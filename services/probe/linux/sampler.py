@@ -11,7 +11,7 @@ from services.probe.failures import Failures
 from services.probe.linux import meminfo, psi
 from services.probe.linux.cgroup import Cgroups
 from services.probe.linux.meminfo import Meminfo
-from services.probe.linux.open_file import OpenFile
+from services.probe.linux.open_file import OpenFile, existing
 from services.probe.reading import Reading, Stall, bounded
 from ullage.v1 import node_pb2
 
@@ -22,9 +22,8 @@ class LinuxSampler:
     def __init__(self, root: Path, failures: Failures) -> None:
         """`root` holds proc and sys: "/", or a recorded tree."""
         self._meminfo = OpenFile(root / "proc/meminfo", failures)
-        pressure = root / "proc/pressure/memory"
-        # A kernel without it is no failure; one that has it switched off fails at reading.
-        self._pressure = OpenFile(pressure, failures) if pressure.exists() else None
+        # A kernel that has it switched off shows the file, and fails at reading.
+        self._pressure = existing(root / "proc/pressure/memory", failures)
         self._cgroups = Cgroups(root, failures)
 
     def read(self) -> Reading:
