@@ -30,8 +30,8 @@ from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
 
 MASTER_SOURCE: Final = "master"
 
-SUBSCRIPTION_EVENTS_MAX: Final = 65_536
-"""Events kept for one subscriber: some seconds of a busy cluster, some ten MiB."""
+SUBSCRIPTION_EVENTS_MAX: Final = 16_384
+"""Events kept for one subscriber: a minute of a hundred nodes, some MiB."""
 
 WATCH_PERIOD_SECONDS: Final = 0.25
 """How often silences are looked for: well below the shortest bound that makes sense."""

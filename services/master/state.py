@@ -263,7 +263,13 @@ def _shrink(state: State, instance: InstanceRecord) -> None:
         shard.shrinking = True
         if shard.status.phase == model_pb2.SHARD_PHASE_ASSIGNED:
             # No runner has taken it up, so there is nobody to say that it is gone.
-            shard.status.phase = model_pb2.SHARD_PHASE_UNLOADED
+            # A new status: the old one may be part of a fact that others still read.
+            shard.status = model_pb2.ShardStatus(
+                instance_id=instance.instance_id,
+                rank=shard.shard.rank,
+                node_id=shard.shard.node_id,
+                phase=model_pb2.SHARD_PHASE_UNLOADED,
+            )
             _forget(state, shard)
 
 
