@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import Final
 
-from services.master.allocator.demand import Form
+from services.master.allocator.demand import Form, least_bytes
 from services.master.allocator.ranges import Candidate, boundaries
 
 EXACT_NODES_MAX: Final = 8
@@ -55,10 +55,15 @@ class Problem:
         most = min(len(self.candidates), self.layers)
         return most if self.nodes_max is None else min(most, self.nodes_max)
 
-    @property
+    @cached_property
     def required(self) -> Members:
         """The candidates that must get layers."""
         return tuple(i for i, candidate in enumerate(self.candidates) if _must(candidate))
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """No set of nodes takes less."""
+        return least_bytes(candidate.demand for candidate in self.candidates)
 
 
 @dataclass
@@ -81,6 +86,8 @@ class Arrangements:
         """
         if not self.problem.size_min <= size <= min(self.problem.size_max, EXACT_NODES_MAX):
             return
+        if self._roomiest_bytes(size) < self.problem.least_bytes:
+            return
         found = False
         for members in self._preferred_sets(size):
             if self.holds(members):
@@ -93,6 +100,8 @@ class Arrangements:
         """Together, with at least one layer each, they can hold the model."""
         if len(members) == 1:
             return self.candidates[members[0]].alone
+        if sum(self.candidates[i].room_bytes for i in members) < self.problem.least_bytes:
+            return False
         mask = _mask(members)
         return any(self._reached(mask ^ 1 << i) & self.candidates[i].last_starts for i in members)
 
@@ -151,6 +160,13 @@ class Arrangements:
         roomiest = {form: sorted(block, key=self._by_room)[: self.problem.layers] for form, block in blocks.items()}
         return [tuple(roomiest[form]) for form in sorted(roomiest)]
 
+    def _roomiest_bytes(self, size: int) -> int:
+        return sum(self._rooms[:size])
+
+    @cached_property
+    def _rooms(self) -> list[int]:
+        return sorted((candidate.room_bytes for candidate in self.candidates), reverse=True)
+
     def _by_room(self, i: int) -> tuple[int, str]:
         return -self.candidates[i].room_bytes, self.candidates[i].node_id
 
@@ -160,7 +176,9 @@ class Arrangements:
         return (*roomiest, *self.problem.required)
 
     def _enough_layers(self) -> bool:
-        """A bound that costs nothing: were every layer as small as the smallest, there would be room."""
+        """A bound that costs little: were every layer as small as the smallest, there would be room."""
+        if self._roomiest_bytes(self.problem.size_max) < self.problem.least_bytes:
+            return False
         placeable = 0
         for candidate in self.candidates:
             room = candidate.room_bytes - candidate.demand.working_bytes

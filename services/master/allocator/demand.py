@@ -8,8 +8,9 @@ Rules this module lives by:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 from ullage.v1 import model_pb2, node_pb2
@@ -57,13 +58,15 @@ def form_of(runner: node_pb2.RunnerProfile) -> Form:
 class Demand:
     """What one model takes on nodes of one form under one load.
 
-    `weight_sums`, `kv_sums` and `layer_sums` (both together) hold at i the bytes of the first i layers.
+    `weight_sums`, `kv_sums` and `layer_sums` (both together) hold at i the bytes of the first i layers, `read_sums`
+    what one token reads of them with its cache half full.
     """
 
     form: Form
     weight_sums: tuple[int, ...]
     kv_sums: tuple[int, ...]
     layer_sums: tuple[int, ...]
+    read_sums: tuple[int, ...]
     embedding_bytes: int
     head_bytes: int
     """The head without the copy of a tied embedding."""
@@ -75,8 +78,6 @@ class Demand:
     """The scores of the next token of each sequence: a prompt's other tokens are not scored."""
     smallest_layer_bytes: int
     largest_layer_bytes: int
-    sequence_kv_bytes: int
-    """The cache of one sequence over all layers."""
 
     @property
     def layers(self) -> int:
@@ -114,15 +115,10 @@ class Demand:
         return parts
 
     def read_bytes(self, first_layer: int, end_layer: int) -> int:
-        """What the shard reads for one token of one sequence, its cache half full."""
-        read = self.weight_sums[end_layer] - self.weight_sums[first_layer]
-        if self.kv_sums[-1]:
-            cached = self.kv_sums[end_layer] - self.kv_sums[first_layer]
-            read += self.sequence_kv_bytes * cached // self.kv_sums[-1] // 2
-        if end_layer == self.layers:
-            # A tied head reads the embedding, wherever its bytes are counted.
-            read += self.head_bytes + self.embedding_copy_bytes
-        return read
+        """What the shard reads for one token of one sequence."""
+        read = self.read_sums[end_layer] - self.read_sums[first_layer]
+        # A tied head reads the embedding, wherever its bytes are counted.
+        return read + self.head_bytes + self.embedding_copy_bytes if end_layer == self.layers else read
 
     def _head_bytes(self, *, first: bool) -> int:
         return self.head_bytes if first else self.head_bytes + self.embedding_copy_bytes
@@ -140,6 +136,7 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
         weight_sums=tuple(accumulate(weights, initial=0)),
         kv_sums=tuple(accumulate(kv, initial=0)),
         layer_sums=tuple(accumulate(both, initial=0)),
+        read_sums=tuple(accumulate((w + kv // 2 for w, kv in zip(weights, sequence_kv, strict=True)), initial=0)),
         embedding_bytes=embedding,
         head_bytes=_weight_bytes(model.head, form),
         embedding_copy_bytes=embedding if model.tied_embedding else 0,
@@ -147,8 +144,15 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
         logits_bytes=load.concurrent_sequences * model.vocabulary_size * SCORE_BYTES,
         smallest_layer_bytes=min(both),
         largest_layer_bytes=max(both),
-        sequence_kv_bytes=sum(sequence_kv),
     )
+
+
+def least_bytes(demands: Iterable[Demand]) -> int:
+    """What the model takes at least, however it is split among nodes of these forms; there must be one."""
+    forms = list({each.form: each for each in demands}.values())
+    layer_bytes = ([after - before for before, after in pairwise(each.layer_sums)] for each in forms)
+    beside = min(each.alone_bytes - each.layer_sums[-1] for each in forms)
+    return sum(map(min, *layer_bytes)) + beside if len(forms) > 1 else forms[0].alone_bytes
 
 
 def _weight_bytes(weight: model_pb2.Weight, form: Form) -> int:

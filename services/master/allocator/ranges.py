@@ -33,7 +33,7 @@ class Candidate:
     layers_fixed: int | None = None
     required: bool = False
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """How many layers the model has."""
         return self.demand.layers

@@ -15,7 +15,7 @@ from typing import Final
 
 from services.master.allocator.budget import Budget, View
 from services.master.allocator.case import Case
-from services.master.allocator.demand import BOUNDLESS_BYTES, UINT64_MAX, Load
+from services.master.allocator.demand import BOUNDLESS_BYTES, UINT64_MAX, Load, least_bytes
 from services.master.allocator.wording import counted, exclusion, node_line, size
 from services.master.state import ShardRecord
 from ullage.v1 import model_pb2
@@ -24,6 +24,9 @@ NODES_ADVISED_MAX: Final = 2
 """For how many nodes it is worked out how many bytes more would do."""
 
 INSTANCES_ADVISED_MAX: Final = 3
+
+SEARCHED_NODES_MAX: Final = 64
+"""Up to how many nodes a smaller request is searched for: each step of the search decides once more over them all."""
 
 SEARCH_STEPS: Final = 4096
 """How finely a remedy is searched for: one part in this many of what the model needs."""
@@ -72,7 +75,7 @@ def refuse(case: Case) -> model_pb2.Refusal:
 def needed_bytes(case: Case) -> int | None:
     """The least the model takes on any way over the nodes; None where no runner says how it would hold it."""
     demands = [budget.demand for budget in case.weighed or case.nodes if budget.demand is not None]
-    return min((demand.alone_bytes for demand in demands), default=None)
+    return least_bytes(demands) if demands else None
 
 
 def offered_bytes(case: Case) -> int:
@@ -87,7 +90,7 @@ def _reason(case: Case) -> model_pb2.RefusalReason.ValueType:
         (lambda case: not case.nodes, model_pb2.REFUSAL_REASON_NO_NODES),
         (lambda case: not case.weighed, model_pb2.REFUSAL_REASON_NO_ELIGIBLE_NODES),
         (_too_few_nodes, model_pb2.REFUSAL_REASON_TOO_FEW_NODES),
-        (lambda case: case.seen(View(without_promises=True)).fits(), model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES),
+        (_blocked, model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES),
         (
             lambda case: (needed_bytes(case) or 0) > offered_bytes(case),
             model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY,
@@ -104,6 +107,11 @@ def _reason(case: Case) -> model_pb2.RefusalReason.ValueType:
 def _too_few_nodes(case: Case) -> bool:
     """Even with all the memory in the world these nodes could not do what was asked."""
     return not case.fits_in({budget.node_id: BOUNDLESS_BYTES for budget in case.weighed})
+
+
+def _blocked(case: Case) -> bool:
+    """Without what is promised to others it would fit."""
+    return any(budget.promised_bytes for budget in case.weighed) and case.seen(View(without_promises=True)).fits()
 
 
 def _holds_any_layer(budget: Budget) -> bool:
@@ -205,7 +213,8 @@ def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
     if reason in _REMEDIABLE:
         yield from _releases(case)
         yield from _more_bytes(case, needed)
-        yield from _smaller_requests(case)
+        if len(case.nodes) <= SEARCHED_NODES_MAX:
+            yield from _smaller_requests(case)
     else:
         yield from _left_out(case)
     yield from _wider_requests(case)
@@ -261,13 +270,19 @@ def _wider_requests(case: Case) -> Iterator[model_pb2.Remedy]:
     request = case.request
     if request.nodes_max is not None and case.asking(replace(request, nodes_max=None)).fits():
         yield model_pb2.Remedy(text=f"Allow more than {counted(request.nodes_max, 'node')}")
-    if not request.include_unknown and case.asking(replace(request, include_unknown=True)).fits():
+    if _any_unknown(case) and case.asking(replace(request, include_unknown=True)).fits():
         yield model_pb2.Remedy(text="Include nodes whose level or memory is unknown, at your own risk")
     if (
         request.admission != model_pb2.ADMISSION_CEILING
         and case.asking(replace(request, admission=model_pb2.ADMISSION_CEILING)).fits()
     ):
         yield model_pb2.Remedy(text="Ask for the admission CEILING, which trusts the most hopeful estimate")
+
+
+def _any_unknown(case: Case) -> bool:
+    """Some node is left out because something of it is unknown."""
+    unknown = {model_pb2.EXCLUSION_UNKNOWN_LEVEL, model_pb2.EXCLUSION_NO_MEMORY_READING}
+    return any(budget.left_out in unknown for budget in case.nodes)
 
 
 def _left_out(case: Case) -> Iterator[model_pb2.Remedy]:

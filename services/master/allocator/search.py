@@ -24,7 +24,7 @@ HOP_SECONDS: Final = 0.001
 
 RUNNERS_UP_MAX: Final = 3
 
-SETS_CUT_MAX: Final = 6
+SETS_CUT_MAX: Final = 4
 """How many sets are cut exactly after all were ranked by an estimate, which is within some per cent of it."""
 
 LinkSeconds = Mapping[tuple[str, str], float]
