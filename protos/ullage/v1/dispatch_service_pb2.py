@@ -27,7 +27,7 @@ from ullage.v1 import node_pb2 as ullage_dot_v1_dot_node__pb2
 from ullage.v1 import telemetry_service_pb2 as ullage_dot_v1_dot_telemetry__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n ullage/v1/dispatch_service.proto\x12\tullage.v1\x1a\x15ullage/v1/model.proto\x1a\x14ullage/v1/node.proto\x1a!ullage/v1/telemetry_service.proto\"\xc7\x01\n\nAssignment\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x1f\n\x05shard\x18\x03 \x01(\x0b\x32\x10.ullage.v1.Shard\x12\x1f\n\x05model\x18\x04 \x01(\x0b\x32\x10.ullage.v1.Model\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\x04\x12\x1c\n\x14\x63oncurrent_sequences\x18\x06 \x01(\r\x12\x1e\n\x05peers\x18\x07 \x03(\x0b\x32\x0f.ullage.v1.Peer\"6\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"q\n\x0eSessionRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.ullage.v1.SessionHelloH\x00\x12*\n\x06report\x18\x02 \x01(\x0b\x32\x18.ullage.v1.SessionReportH\x00\x42\t\n\x07message\"9\n\x0cSessionHello\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.ullage.v1.RunnerProfile\"=\n\rSessionReport\x12,\n\x0cobservations\x18\x01 \x03(\x0b\x32\x16.ullage.v1.Observation\"\xcc\x01\n\x0fSessionResponse\x12$\n\x1c\x61\x63knowledged_source_sequence\x18\x01 \x01(\x04\x12,\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x18.ullage.v1.AssignmentSetH\x00\x12\x32\n\x0bincremental\x18\x03 \x01(\x0b\x32\x1b.ullage.v1.AssignmentChangeH\x00\x12&\n\x04\x64ial\x18\x04 \x01(\x0b\x32\x16.ullage.v1.DialRequestH\x00\x42\t\n\x07message\"L\n\rAssignmentSet\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12*\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x15.ullage.v1.Assignment\"\x96\x01\n\x10\x41ssignmentChange\x12\x1a\n\x12\x61pplies_to_version\x18\x01 \x01(\x04\x12\x1a\n\x12results_in_version\x18\x02 \x01(\x04\x12%\n\x06\x61ssign\x18\x03 \x03(\x0b\x32\x15.ullage.v1.Assignment\x12#\n\x06remove\x18\x04 \x03(\x0b\x32\x13.ullage.v1.ShardRef\"-\n\x08ShardRef\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"-\n\x0b\x44ialRequest\x12\x1e\n\x05peers\x18\x01 \x03(\x0b\x32\x0f.ullage.v1.Peer\",\n\x18\x43heckConnectivityRequest\x12\x10\n\x08node_ids\x18\x01 \x03(\t\";\n\x19\x43heckConnectivityResponse\x12\x1e\n\x05links\x18\x01 \x03(\x0b\x32\x0f.ullage.v1.Link2\xb7\x01\n\x0f\x44ispatchService\x12\x44\n\x07Session\x12\x19.ullage.v1.SessionRequest\x1a\x1a.ullage.v1.SessionResponse(\x01\x30\x01\x12^\n\x11\x43heckConnectivity\x12#.ullage.v1.CheckConnectivityRequest\x1a$.ullage.v1.CheckConnectivityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n ullage/v1/dispatch_service.proto\x12\tullage.v1\x1a\x15ullage/v1/model.proto\x1a\x14ullage/v1/node.proto\x1a!ullage/v1/telemetry_service.proto\"\xe9\x01\n\nAssignment\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x1f\n\x05shard\x18\x03 \x01(\x0b\x32\x10.ullage.v1.Shard\x12\x1f\n\x05model\x18\x04 \x01(\x0b\x32\x10.ullage.v1.Model\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\x04\x12\x1c\n\x14\x63oncurrent_sequences\x18\x06 \x01(\r\x12\x1e\n\x05peers\x18\x07 \x03(\x0b\x32\x0f.ullage.v1.Peer\x12 \n\x07sources\x18\x08 \x03(\x0b\x32\x0f.ullage.v1.Peer\"6\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"q\n\x0eSessionRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.ullage.v1.SessionHelloH\x00\x12*\n\x06report\x18\x02 \x01(\x0b\x32\x18.ullage.v1.SessionReportH\x00\x42\t\n\x07message\"9\n\x0cSessionHello\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.ullage.v1.RunnerProfile\"=\n\rSessionReport\x12,\n\x0cobservations\x18\x01 \x03(\x0b\x32\x16.ullage.v1.Observation\"\xfd\x01\n\x0fSessionResponse\x12$\n\x1c\x61\x63knowledged_source_sequence\x18\x01 \x01(\x04\x12,\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x18.ullage.v1.AssignmentSetH\x00\x12\x32\n\x0bincremental\x18\x03 \x01(\x0b\x32\x1b.ullage.v1.AssignmentChangeH\x00\x12&\n\x04\x64ial\x18\x04 \x01(\x0b\x32\x16.ullage.v1.DialRequestH\x00\x12/\n\toverdrawn\x18\x05 \x01(\x0b\x32\x1a.ullage.v1.OverdrawnShardsH\x00\x42\t\n\x07message\"9\n\x0fOverdrawnShards\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.ullage.v1.ShardStatus\"L\n\rAssignmentSet\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12*\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x15.ullage.v1.Assignment\"\x96\x01\n\x10\x41ssignmentChange\x12\x1a\n\x12\x61pplies_to_version\x18\x01 \x01(\x04\x12\x1a\n\x12results_in_version\x18\x02 \x01(\x04\x12%\n\x06\x61ssign\x18\x03 \x03(\x0b\x32\x15.ullage.v1.Assignment\x12#\n\x06remove\x18\x04 \x03(\x0b\x32\x13.ullage.v1.ShardRef\"-\n\x08ShardRef\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\"-\n\x0b\x44ialRequest\x12\x1e\n\x05peers\x18\x01 \x03(\x0b\x32\x0f.ullage.v1.Peer\",\n\x18\x43heckConnectivityRequest\x12\x10\n\x08node_ids\x18\x01 \x03(\t\";\n\x19\x43heckConnectivityResponse\x12\x1e\n\x05links\x18\x01 \x03(\x0b\x32\x0f.ullage.v1.Link2\xb7\x01\n\x0f\x44ispatchService\x12\x44\n\x07Session\x12\x19.ullage.v1.SessionRequest\x1a\x1a.ullage.v1.SessionResponse(\x01\x30\x01\x12^\n\x11\x43heckConnectivity\x12#.ullage.v1.CheckConnectivityRequest\x1a$.ullage.v1.CheckConnectivityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,31 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ullage.v1.dispatch_service_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ASSIGNMENT']._serialized_start=128
-  _globals['_ASSIGNMENT']._serialized_end=327
-  _globals['_PEER']._serialized_start=329
-  _globals['_PEER']._serialized_end=383
-  _globals['_SESSIONREQUEST']._serialized_start=385
-  _globals['_SESSIONREQUEST']._serialized_end=498
-  _globals['_SESSIONHELLO']._serialized_start=500
-  _globals['_SESSIONHELLO']._serialized_end=557
-  _globals['_SESSIONREPORT']._serialized_start=559
-  _globals['_SESSIONREPORT']._serialized_end=620
-  _globals['_SESSIONRESPONSE']._serialized_start=623
-  _globals['_SESSIONRESPONSE']._serialized_end=827
-  _globals['_ASSIGNMENTSET']._serialized_start=829
-  _globals['_ASSIGNMENTSET']._serialized_end=905
-  _globals['_ASSIGNMENTCHANGE']._serialized_start=908
-  _globals['_ASSIGNMENTCHANGE']._serialized_end=1058
-  _globals['_SHARDREF']._serialized_start=1060
-  _globals['_SHARDREF']._serialized_end=1105
-  _globals['_DIALREQUEST']._serialized_start=1107
-  _globals['_DIALREQUEST']._serialized_end=1152
-  _globals['_CHECKCONNECTIVITYREQUEST']._serialized_start=1154
-  _globals['_CHECKCONNECTIVITYREQUEST']._serialized_end=1198
-  _globals['_CHECKCONNECTIVITYRESPONSE']._serialized_start=1200
-  _globals['_CHECKCONNECTIVITYRESPONSE']._serialized_end=1259
-  _globals['_DISPATCHSERVICE']._serialized_start=1262
-  _globals['_DISPATCHSERVICE']._serialized_end=1445
+  _globals['_ASSIGNMENT']._serialized_end=361
+  _globals['_PEER']._serialized_start=363
+  _globals['_PEER']._serialized_end=417
+  _globals['_SESSIONREQUEST']._serialized_start=419
+  _globals['_SESSIONREQUEST']._serialized_end=532
+  _globals['_SESSIONHELLO']._serialized_start=534
+  _globals['_SESSIONHELLO']._serialized_end=591
+  _globals['_SESSIONREPORT']._serialized_start=593
+  _globals['_SESSIONREPORT']._serialized_end=654
+  _globals['_SESSIONRESPONSE']._serialized_start=657
+  _globals['_SESSIONRESPONSE']._serialized_end=910
+  _globals['_OVERDRAWNSHARDS']._serialized_start=912
+  _globals['_OVERDRAWNSHARDS']._serialized_end=969
+  _globals['_ASSIGNMENTSET']._serialized_start=971
+  _globals['_ASSIGNMENTSET']._serialized_end=1047
+  _globals['_ASSIGNMENTCHANGE']._serialized_start=1050
+  _globals['_ASSIGNMENTCHANGE']._serialized_end=1200
+  _globals['_SHARDREF']._serialized_start=1202
+  _globals['_SHARDREF']._serialized_end=1247
+  _globals['_DIALREQUEST']._serialized_start=1249
+  _globals['_DIALREQUEST']._serialized_end=1294
+  _globals['_CHECKCONNECTIVITYREQUEST']._serialized_start=1296
+  _globals['_CHECKCONNECTIVITYREQUEST']._serialized_end=1340
+  _globals['_CHECKCONNECTIVITYRESPONSE']._serialized_start=1342
+  _globals['_CHECKCONNECTIVITYRESPONSE']._serialized_end=1401
+  _globals['_DISPATCHSERVICE']._serialized_start=1404
+  _globals['_DISPATCHSERVICE']._serialized_end=1587
 # @@protoc_insertion_point(module_scope)

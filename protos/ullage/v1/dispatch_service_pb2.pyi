@@ -34,6 +34,7 @@ class Assignment(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     CONCURRENT_SEQUENCES_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     rank: _builtins.int
     context_tokens: _builtins.int
@@ -46,6 +47,10 @@ class Assignment(_message.Message):
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """Every rank's runner, in order of rank."""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+        """The runners that have the model's files, when this one was not known to: its part is to be fetched there."""
+
     def __init__(
         self,
         *,
@@ -56,10 +61,11 @@ class Assignment(_message.Message):
         context_tokens: _builtins.int = ...,
         concurrent_sequences: _builtins.int = ...,
         peers: _abc.Iterable[Global___Peer] | None = ...,
+        sources: _abc.Iterable[Global___Peer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "instance_id", b"instance_id", "model", b"model", "peers", b"peers", "rank", b"rank", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "instance_id", b"instance_id", "model", b"model", "peers", b"peers", "rank", b"rank", "shard", b"shard", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -166,6 +172,7 @@ class SessionResponse(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     INCREMENTAL_FIELD_NUMBER: _builtins.int
     DIAL_FIELD_NUMBER: _builtins.int
+    OVERDRAWN_FIELD_NUMBER: _builtins.int
     acknowledged_source_sequence: _builtins.int
     """Everything the runner said up to this source_sequence is durable."""
     @_builtins.property
@@ -174,6 +181,8 @@ class SessionResponse(_message.Message):
     def incremental(self) -> Global___AssignmentChange: ...
     @_builtins.property
     def dial(self) -> Global___DialRequest: ...
+    @_builtins.property
+    def overdrawn(self) -> Global___OverdrawnShards: ...
     def __init__(
         self,
         *,
@@ -181,16 +190,41 @@ class SessionResponse(_message.Message):
         complete: Global___AssignmentSet | None = ...,
         incremental: Global___AssignmentChange | None = ...,
         dial: Global___DialRequest | None = ...,
+        overdrawn: Global___OverdrawnShards | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "dial", b"dial", "incremental", b"incremental", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "dial", b"dial", "incremental", b"incremental", "message", b"message", "overdrawn", b"overdrawn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_source_sequence", b"acknowledged_source_sequence", "complete", b"complete", "dial", b"dial", "incremental", b"incremental", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_source_sequence", b"acknowledged_source_sequence", "complete", b"complete", "dial", b"dial", "incremental", b"incremental", "message", b"message", "overdrawn", b"overdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["complete", "incremental", "dial"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["complete", "incremental", "dial", "overdrawn"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class OverdrawnShards(_message.Message):
+    """All the shards of this runner's instances, here and elsewhere, that hold more than they were promised. What
+    is named takes no new requests; what no longer is does again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ShardStatus]: ...
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[_model_pb2.ShardStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OverdrawnShards: _TypeAlias = OverdrawnShards  # noqa: Y015
 
 @_typing.final
 class AssignmentSet(_message.Message):

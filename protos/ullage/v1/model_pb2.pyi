@@ -910,6 +910,8 @@ class ShardStatus(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    OVER_GRANT_BYTES_FIELD_NUMBER: _builtins.int
+    RETURNED_BYTES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     rank: _builtins.int
     node_id: _builtins.str
@@ -919,6 +921,12 @@ class ShardStatus(_message.Message):
     total_bytes: _builtins.int
     resident_bytes: _builtins.int
     """Resident bytes of the shard's process."""
+    over_grant_bytes: _builtins.int
+    """Resident bytes beyond the promise, while they exceed it by more than an eighth of it, at least 64 MiB: a
+    warning. The instance takes no new requests until this is absent again.
+    """
+    returned_bytes: _builtins.int
+    """With the last status: the resident bytes its process gave back by ending."""
     @_builtins.property
     def failure(self) -> Global___ShardFailure: ...
     def __init__(
@@ -932,21 +940,31 @@ class ShardStatus(_message.Message):
         total_bytes: _builtins.int | None = ...,
         resident_bytes: _builtins.int | None = ...,
         failure: Global___ShardFailure | None = ...,
+        over_grant_bytes: _builtins.int | None = ...,
+        returned_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_resident_bytes", b"_resident_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "failure", b"failure", "resident_bytes", b"resident_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_over_grant_bytes", b"_over_grant_bytes", "_resident_bytes", b"_resident_bytes", "_returned_bytes", b"_returned_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "failure", b"failure", "over_grant_bytes", b"over_grant_bytes", "resident_bytes", b"resident_bytes", "returned_bytes", b"returned_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_resident_bytes", b"_resident_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "failure", b"failure", "instance_id", b"instance_id", "node_id", b"node_id", "phase", b"phase", "rank", b"rank", "resident_bytes", b"resident_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_over_grant_bytes", b"_over_grant_bytes", "_resident_bytes", b"_resident_bytes", "_returned_bytes", b"_returned_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "failure", b"failure", "instance_id", b"instance_id", "node_id", b"node_id", "over_grant_bytes", b"over_grant_bytes", "phase", b"phase", "rank", b"rank", "resident_bytes", b"resident_bytes", "returned_bytes", b"returned_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__done_bytes: _TypeAlias = _typing.Literal["done_bytes"]  # noqa: Y015
     _WhichOneofArgType__done_bytes: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__over_grant_bytes: _TypeAlias = _typing.Literal["over_grant_bytes"]  # noqa: Y015
+    _WhichOneofArgType__over_grant_bytes: _TypeAlias = _typing.Literal["_over_grant_bytes", b"_over_grant_bytes"]  # noqa: Y015
     _WhichOneofReturnType__resident_bytes: _TypeAlias = _typing.Literal["resident_bytes"]  # noqa: Y015
     _WhichOneofArgType__resident_bytes: _TypeAlias = _typing.Literal["_resident_bytes", b"_resident_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__returned_bytes: _TypeAlias = _typing.Literal["returned_bytes"]  # noqa: Y015
+    _WhichOneofArgType__returned_bytes: _TypeAlias = _typing.Literal["_returned_bytes", b"_returned_bytes"]  # noqa: Y015
     _WhichOneofReturnType__total_bytes: _TypeAlias = _typing.Literal["total_bytes"]  # noqa: Y015
     _WhichOneofArgType__total_bytes: _TypeAlias = _typing.Literal["_total_bytes", b"_total_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__done_bytes) -> _WhichOneofReturnType__done_bytes | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__over_grant_bytes) -> _WhichOneofReturnType__over_grant_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resident_bytes) -> _WhichOneofReturnType__resident_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__returned_bytes) -> _WhichOneofReturnType__returned_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__total_bytes) -> _WhichOneofReturnType__total_bytes | None: ...
 

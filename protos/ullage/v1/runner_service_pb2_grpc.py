@@ -52,6 +52,16 @@ class RunnerServiceStub:
                 request_serializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ListModelFiles = channel.unary_unary(
+                '/ullage.v1.RunnerService/ListModelFiles',
+                request_serializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesRequest.SerializeToString,
+                response_deserializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesResponse.FromString,
+                _registered_method=True)
+        self.FetchModel = channel.unary_stream(
+                '/ullage.v1.RunnerService/FetchModel',
+                request_serializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelRequest.SerializeToString,
+                response_deserializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelResponse.FromString,
+                _registered_method=True)
 
 
 class RunnerServiceServicer:
@@ -66,7 +76,8 @@ class RunnerServiceServicer:
         NOT_FOUND: the instance is not here. FAILED_PRECONDITION: this is not its first rank, or it is not
         running; the message names the runner to ask. INVALID_ARGUMENT: the prompt is empty, or longer than
         the context, or a parameter is out of its range. RESOURCE_EXHAUSTED: as many requests as were
-        placed for are running and the queue is full. UNAVAILABLE: a rank was lost; the message names it.
+        placed for are running and the queue is full, or a rank holds more memory than it was promised; the
+        message has the numbers. UNAVAILABLE: a rank was lost; the message names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +89,9 @@ class RunnerServiceServicer:
 
         NOT_FOUND: no such shard here. INVALID_ARGUMENT: a frame of the wrong shape, type or instance.
         FAILED_PRECONDITION: the two run different versions of this protocol.
+
+        With the metadata key "ullage-echo" and no instance, the runner itself answers each frame with an empty
+        response once it is whole: so the path that activations take is measured before any shard is there.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +99,26 @@ class RunnerServiceServicer:
 
     def GetStatus(self, request, context):
         """The runner and its shards now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModelFiles(self, request, context):
+        """The files of a model on this runner's disk, whole and of the digest asked for.
+
+        NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchModel(self, request, context):
+        """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
+        it was.
+
+        NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
+        are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +141,16 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusRequest.FromString,
                     response_serializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ListModelFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModelFiles,
+                    request_deserializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesRequest.FromString,
+                    response_serializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesResponse.SerializeToString,
+            ),
+            'FetchModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchModel,
+                    request_deserializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelRequest.FromString,
+                    response_serializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -193,6 +237,60 @@ class RunnerService:
             '/ullage.v1.RunnerService/GetStatus',
             ullage_dot_v1_dot_runner__service__pb2.GetStatusRequest.SerializeToString,
             ullage_dot_v1_dot_runner__service__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModelFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ullage.v1.RunnerService/ListModelFiles',
+            ullage_dot_v1_dot_runner__service__pb2.ListModelFilesRequest.SerializeToString,
+            ullage_dot_v1_dot_runner__service__pb2.ListModelFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ullage.v1.RunnerService/FetchModel',
+            ullage_dot_v1_dot_runner__service__pb2.FetchModelRequest.SerializeToString,
+            ullage_dot_v1_dot_runner__service__pb2.FetchModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

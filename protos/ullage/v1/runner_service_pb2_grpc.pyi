@@ -42,7 +42,8 @@ class RunnerServiceStub:
     NOT_FOUND: the instance is not here. FAILED_PRECONDITION: this is not its first rank, or it is not
     running; the message names the runner to ask. INVALID_ARGUMENT: the prompt is empty, or longer than
     the context, or a parameter is out of its range. RESOURCE_EXHAUSTED: as many requests as were
-    placed for are running and the queue is full. UNAVAILABLE: a rank was lost; the message names it.
+    placed for are running and the queue is full, or a rank holds more memory than it was promised; the
+    message has the numbers. UNAVAILABLE: a rank was lost; the message names it.
     """
     Forward: _grpc.StreamStreamMultiCallable[_runner_service_pb2.ForwardRequest, _runner_service_pb2.ForwardResponse]
     """Activations from one rank to the next, and tokens from the last to the first, over one stream for
@@ -50,9 +51,24 @@ class RunnerServiceStub:
 
     NOT_FOUND: no such shard here. INVALID_ARGUMENT: a frame of the wrong shape, type or instance.
     FAILED_PRECONDITION: the two run different versions of this protocol.
+
+    With the metadata key "ullage-echo" and no instance, the runner itself answers each frame with an empty
+    response once it is whole: so the path that activations take is measured before any shard is there.
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_runner_service_pb2.GetStatusRequest, _runner_service_pb2.GetStatusResponse]
     """The runner and its shards now."""
+    ListModelFiles: _grpc.UnaryUnaryMultiCallable[_runner_service_pb2.ListModelFilesRequest, _runner_service_pb2.ListModelFilesResponse]
+    """The files of a model on this runner's disk, whole and of the digest asked for.
+
+    NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
+    """
+    FetchModel: _grpc.UnaryStreamMultiCallable[_runner_service_pb2.FetchModelRequest, _runner_service_pb2.FetchModelResponse]
+    """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
+    it was.
+
+    NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
+    are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
+    """
 
 @_typing.type_check_only
 class RunnerServiceAsyncStub(RunnerServiceStub):
@@ -68,7 +84,8 @@ class RunnerServiceAsyncStub(RunnerServiceStub):
     NOT_FOUND: the instance is not here. FAILED_PRECONDITION: this is not its first rank, or it is not
     running; the message names the runner to ask. INVALID_ARGUMENT: the prompt is empty, or longer than
     the context, or a parameter is out of its range. RESOURCE_EXHAUSTED: as many requests as were
-    placed for are running and the queue is full. UNAVAILABLE: a rank was lost; the message names it.
+    placed for are running and the queue is full, or a rank holds more memory than it was promised; the
+    message has the numbers. UNAVAILABLE: a rank was lost; the message names it.
     """
     Forward: _aio.StreamStreamMultiCallable[_runner_service_pb2.ForwardRequest, _runner_service_pb2.ForwardResponse]  # type: ignore[assignment]
     """Activations from one rank to the next, and tokens from the last to the first, over one stream for
@@ -76,9 +93,24 @@ class RunnerServiceAsyncStub(RunnerServiceStub):
 
     NOT_FOUND: no such shard here. INVALID_ARGUMENT: a frame of the wrong shape, type or instance.
     FAILED_PRECONDITION: the two run different versions of this protocol.
+
+    With the metadata key "ullage-echo" and no instance, the runner itself answers each frame with an empty
+    response once it is whole: so the path that activations take is measured before any shard is there.
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_runner_service_pb2.GetStatusRequest, _runner_service_pb2.GetStatusResponse]  # type: ignore[assignment]
     """The runner and its shards now."""
+    ListModelFiles: _aio.UnaryUnaryMultiCallable[_runner_service_pb2.ListModelFilesRequest, _runner_service_pb2.ListModelFilesResponse]  # type: ignore[assignment]
+    """The files of a model on this runner's disk, whole and of the digest asked for.
+
+    NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
+    """
+    FetchModel: _aio.UnaryStreamMultiCallable[_runner_service_pb2.FetchModelRequest, _runner_service_pb2.FetchModelResponse]  # type: ignore[assignment]
+    """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
+    it was.
+
+    NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
+    are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
+    """
 
 class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by a runner on its one address for all its shards. Calls name the instance; Forward also carries
@@ -97,7 +129,8 @@ class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
         NOT_FOUND: the instance is not here. FAILED_PRECONDITION: this is not its first rank, or it is not
         running; the message names the runner to ask. INVALID_ARGUMENT: the prompt is empty, or longer than
         the context, or a parameter is out of its range. RESOURCE_EXHAUSTED: as many requests as were
-        placed for are running and the queue is full. UNAVAILABLE: a rank was lost; the message names it.
+        placed for are running and the queue is full, or a rank holds more memory than it was promised; the
+        message has the numbers. UNAVAILABLE: a rank was lost; the message names it.
         """
 
     @_abc_1.abstractmethod
@@ -111,6 +144,9 @@ class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         NOT_FOUND: no such shard here. INVALID_ARGUMENT: a frame of the wrong shape, type or instance.
         FAILED_PRECONDITION: the two run different versions of this protocol.
+
+        With the metadata key "ullage-echo" and no instance, the runner itself answers each frame with an empty
+        response once it is whole: so the path that activations take is measured before any shard is there.
         """
 
     @_abc_1.abstractmethod
@@ -120,5 +156,29 @@ class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_runner_service_pb2.GetStatusResponse, _abc.Awaitable[_runner_service_pb2.GetStatusResponse]]:
         """The runner and its shards now."""
+
+    @_abc_1.abstractmethod
+    def ListModelFiles(
+        self,
+        request: _runner_service_pb2.ListModelFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runner_service_pb2.ListModelFilesResponse, _abc.Awaitable[_runner_service_pb2.ListModelFilesResponse]]:
+        """The files of a model on this runner's disk, whole and of the digest asked for.
+
+        NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
+        """
+
+    @_abc_1.abstractmethod
+    def FetchModel(
+        self,
+        request: _runner_service_pb2.FetchModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_runner_service_pb2.FetchModelResponse], _abc.AsyncIterator[_runner_service_pb2.FetchModelResponse]]:
+        """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
+        it was.
+
+        NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
+        are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
+        """
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
