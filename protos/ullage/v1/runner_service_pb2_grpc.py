@@ -52,16 +52,6 @@ class RunnerServiceStub:
                 request_serializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
-        self.ListModelFiles = channel.unary_unary(
-                '/ullage.v1.RunnerService/ListModelFiles',
-                request_serializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesRequest.SerializeToString,
-                response_deserializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesResponse.FromString,
-                _registered_method=True)
-        self.FetchModel = channel.unary_stream(
-                '/ullage.v1.RunnerService/FetchModel',
-                request_serializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelRequest.SerializeToString,
-                response_deserializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelResponse.FromString,
-                _registered_method=True)
 
 
 class RunnerServiceServicer:
@@ -104,26 +94,6 @@ class RunnerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListModelFiles(self, request, context):
-        """The files of a model on this runner's disk, whole and of the digest asked for.
-
-        NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FetchModel(self, request, context):
-        """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
-        it was.
-
-        NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
-        are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_RunnerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -141,16 +111,6 @@ def add_RunnerServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusRequest.FromString,
                     response_serializer=ullage_dot_v1_dot_runner__service__pb2.GetStatusResponse.SerializeToString,
-            ),
-            'ListModelFiles': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListModelFiles,
-                    request_deserializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesRequest.FromString,
-                    response_serializer=ullage_dot_v1_dot_runner__service__pb2.ListModelFilesResponse.SerializeToString,
-            ),
-            'FetchModel': grpc.unary_stream_rpc_method_handler(
-                    servicer.FetchModel,
-                    request_deserializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelRequest.FromString,
-                    response_serializer=ullage_dot_v1_dot_runner__service__pb2.FetchModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -237,60 +197,6 @@ class RunnerService:
             '/ullage.v1.RunnerService/GetStatus',
             ullage_dot_v1_dot_runner__service__pb2.GetStatusRequest.SerializeToString,
             ullage_dot_v1_dot_runner__service__pb2.GetStatusResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListModelFiles(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/ullage.v1.RunnerService/ListModelFiles',
-            ullage_dot_v1_dot_runner__service__pb2.ListModelFilesRequest.SerializeToString,
-            ullage_dot_v1_dot_runner__service__pb2.ListModelFilesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FetchModel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/ullage.v1.RunnerService/FetchModel',
-            ullage_dot_v1_dot_runner__service__pb2.FetchModelRequest.SerializeToString,
-            ullage_dot_v1_dot_runner__service__pb2.FetchModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

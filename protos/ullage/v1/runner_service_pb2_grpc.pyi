@@ -57,18 +57,6 @@ class RunnerServiceStub:
     """
     GetStatus: _grpc.UnaryUnaryMultiCallable[_runner_service_pb2.GetStatusRequest, _runner_service_pb2.GetStatusResponse]
     """The runner and its shards now."""
-    ListModelFiles: _grpc.UnaryUnaryMultiCallable[_runner_service_pb2.ListModelFilesRequest, _runner_service_pb2.ListModelFilesResponse]
-    """The files of a model on this runner's disk, whole and of the digest asked for.
-
-    NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
-    """
-    FetchModel: _grpc.UnaryStreamMultiCallable[_runner_service_pb2.FetchModelRequest, _runner_service_pb2.FetchModelResponse]
-    """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
-    it was.
-
-    NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
-    are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
-    """
 
 @_typing.type_check_only
 class RunnerServiceAsyncStub(RunnerServiceStub):
@@ -99,18 +87,6 @@ class RunnerServiceAsyncStub(RunnerServiceStub):
     """
     GetStatus: _aio.UnaryUnaryMultiCallable[_runner_service_pb2.GetStatusRequest, _runner_service_pb2.GetStatusResponse]  # type: ignore[assignment]
     """The runner and its shards now."""
-    ListModelFiles: _aio.UnaryUnaryMultiCallable[_runner_service_pb2.ListModelFilesRequest, _runner_service_pb2.ListModelFilesResponse]  # type: ignore[assignment]
-    """The files of a model on this runner's disk, whole and of the digest asked for.
-
-    NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
-    """
-    FetchModel: _aio.UnaryStreamMultiCallable[_runner_service_pb2.FetchModelRequest, _runner_service_pb2.FetchModelResponse]  # type: ignore[assignment]
-    """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
-    it was.
-
-    NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
-    are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
-    """
 
 class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Served by a runner on its one address for all its shards. Calls name the instance; Forward also carries
@@ -156,29 +132,5 @@ class RunnerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_runner_service_pb2.GetStatusResponse, _abc.Awaitable[_runner_service_pb2.GetStatusResponse]]:
         """The runner and its shards now."""
-
-    @_abc_1.abstractmethod
-    def ListModelFiles(
-        self,
-        request: _runner_service_pb2.ListModelFilesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_runner_service_pb2.ListModelFilesResponse, _abc.Awaitable[_runner_service_pb2.ListModelFilesResponse]]:
-        """The files of a model on this runner's disk, whole and of the digest asked for.
-
-        NOT_FOUND: it is not here. FAILED_PRECONDITION: another model of that name is, or it is damaged.
-        """
-
-    @_abc_1.abstractmethod
-    def FetchModel(
-        self,
-        request: _runner_service_pb2.FetchModelRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_runner_service_pb2.FetchModelResponse], _abc.AsyncIterator[_runner_service_pb2.FetchModelResponse]]:
-        """A part of one of these files, in chunks in their order. Whoever loses the stream asks again from where
-        it was.
-
-        NOT_FOUND: no such model or file. OUT_OF_RANGE: the file has no such bytes. RESOURCE_EXHAUSTED: as many
-        are being fetched as this runner serves at once; try again. DATA_LOSS: the file cannot be read.
-        """
 
 def add_RunnerServiceServicer_to_server(servicer: RunnerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
