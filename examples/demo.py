@@ -38,6 +38,7 @@ TOLD_KINDS: Final = (
 )
 
 REFUSED_EXIT_CODE: Final = 3
+CALM_SECONDS_MAX: Final = 60.0
 START_SECONDS_MAX: Final = 120.0
 COMMAND_SECONDS_MAX: Final = 600.0
 STOP_SECONDS_MAX: Final = 20.0
@@ -69,6 +70,7 @@ def steps(environment: dict[str, str]) -> None:
     """What the demo shows, once the cluster is up."""
     say("A model for it, fetched and converted the first time.")
     ullage(environment, "models", "add", MODEL)
+    await_calm(environment)
     say("It fits on no node alone; the refusal says what is missing.")
     alone = ("place", MODEL, "--context", CONTEXT_TOKENS, "--max-nodes", "1", "--dry-run")
     ullage(environment, *alone, exit_code=REFUSED_EXIT_CODE)
@@ -136,6 +138,35 @@ def ullage(environment: dict[str, str], *arguments: str, exit_code: int = 0) -> 
         raise DemoError(f"`ullage {arguments[0]}` took longer than {COMMAND_SECONDS_MAX:.0f} s") from error
     if code != exit_code:
         raise DemoError(f"`ullage {arguments[0]}` ended with exit code {code}, not {exit_code}")
+
+
+def await_calm(environment: dict[str, str]) -> None:
+    """Wait while a node is under CRITICAL pressure: nothing is placed there, and starting up may have caused it."""
+    deadline = time.monotonic() + CALM_SECONDS_MAX
+    told = False
+    while "PRESSURE_LEVEL_CRITICAL" in state_json(environment):
+        if time.monotonic() > deadline:
+            raise DemoError("this machine's memory pressure stays CRITICAL: close something and try again")
+        if not told:
+            say("This machine is hard pressed for memory at the moment; waiting until it is calmer.")
+            told = True
+        time.sleep(1.0)
+
+
+def state_json(environment: dict[str, str]) -> str:
+    """The nodes' latest readings, as `ullage state --json` prints them."""
+    done = subprocess.run(
+        [*ULLAGE, "state", "--json"],
+        cwd=ROOT,
+        env=environment,
+        check=False,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise DemoError(f"`ullage state` ended with exit code {done.returncode}")
+    return done.stdout
 
 
 def stop(up: subprocess.Popen[str]) -> None:

@@ -22,8 +22,8 @@ const CALL_MS_MAX = 30_000;
 
 const definition = protoLoader.loadSync(
   ['model', 'event', 'placement', 'runner'].map((name) => `ullage/v1/${name}_service.proto`),
-  // No defaults: a field that was not measured stays absent instead of turning into 0.
-  { includeDirs: [PROTOS], keepCase: true, longs: String, enums: String, arrays: true, oneofs: true },
+  // Defaults show a 0 that is meant, e.g. first_layer. What was not measured stays absent: such fields are optional.
+  { includeDirs: [PROTOS], keepCase: true, longs: String, enums: String, defaults: true, oneofs: true },
 );
 const ullage = grpc.loadPackageDefinition(definition).ullage.v1;
 

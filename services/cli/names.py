@@ -32,7 +32,7 @@ def named(names: Mapping[str, str], node_id: str) -> str:
 
 def find_node_id(state: state_pb2.ClusterState, typed: str) -> str:
     """The node_id that `typed` stands for. Raises CommandError when none does, or more than one."""
-    identities = [node.identity for node in state.nodes]
+    identities = sorted((node.identity for node in state.nodes), key=node_name)
     exact = [one.node_id for one in identities if typed in {one.node_id, one.friendly_name}]
     matches = exact or [one.node_id for one in identities if one.node_id.startswith(typed)]
     known = ", ".join(f"{node_name(one)} ({one.node_id})" for one in identities) or "none yet"

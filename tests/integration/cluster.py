@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 ULLAGE: Final = (sys.executable, "-m", "services.cli")
+RECORDED: Final = ROOT / "tests" / "recorded" / "proc"
 READY_SECONDS_MAX: Final = 90.0
 COMMAND_SECONDS_MAX: Final = 180.0
 
@@ -71,9 +72,10 @@ class Cluster:
         state_dir = str(self.folder / "master")
         self.address = self._start("master", "master", "--listen", listen, "--state-dir", state_dir)
 
-    def start_probe(self, name: str, *options: str, environment: dict[str, str] | None = None) -> str:
-        arguments = ("--name", name, *self._node_options(name), *options)
-        return self._start(f"{name}-probe", "probe", *arguments, environment=environment)
+    def start_probe(self, name: str, *options: str, recorded: str = "normal") -> str:
+        """A probe that reads a recorded machine, so that the pressure of this one decides no test."""
+        root = ("--root", str(RECORDED / recorded))
+        return self._start(f"{name}-probe", "probe", "--name", name, *self._node_options(name), *root, *options)
 
     def start_runner(self, name: str, *options: str) -> str:
         models = ("--models-dir", str(self.models_dir), "--threads", "1")
@@ -97,7 +99,7 @@ class Cluster:
     def _node_options(self, name: str) -> tuple[str, ...]:
         return ("--master", self.address, "--listen", "127.0.0.1:0", "--state-dir", str(self.folder / name))
 
-    def _start(self, label: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    def _start(self, label: str, *arguments: str) -> str:
         """Start a service and return its address once it listens."""
         ready_file = self.folder / f"{label}.ready"
         ready_file.unlink(missing_ok=True)
@@ -105,7 +107,6 @@ class Cluster:
             process = subprocess.Popen(
                 [*ULLAGE, *arguments, "--ready-file", str(ready_file)],
                 cwd=ROOT,
-                env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

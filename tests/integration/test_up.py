@@ -57,9 +57,9 @@ def test_it_says_when_everything_is_ready_and_stops_it_all_when_asked(up: Up) ->
     ready = json.loads(up.first_line())
     [node] = ready["state"]["nodes"]
     assert node["identity"]["friendly_name"] == "node-1"
-    assert node["memory"]["balanced_available_bytes"] == str(300 * 2**20)
+    assert "MEMORY_FLAG_OVERRIDDEN" in node["memory"]["flags"]
     status = ullage("status", "--master", ready["master"])
-    assert status.stdout.splitlines()[1].split()[:3] == ["node-1", "live", "NORMAL"]
+    assert status.stdout.splitlines()[1].split()[:2] == ["node-1", "live"]
 
     services = up.services()
     assert set(services) == {"cli.leash", "master", "probe", "runner"}
