@@ -218,6 +218,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
         ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "by mode 'mxfp4', which is not understood"),
         ({"hidden_size": None}, "config.json says hidden_size is None, which is no size: copy it again"),
         ({"num_hidden_layers": -2}, "config.json says num_hidden_layers is -2, which is no size"),
+        ({"num_hidden_layers": 10**9}, "config.json says num_hidden_layers is 1000000000, which is no size"),
         ({"vocab_size": True}, "config.json says vocab_size is True, which is no size"),
         ({"model_type": None}, "config.json does not say model_type"),
         ({"layer_types": ["full_attention"]}, "must name one of layer_types for each of 2 layers"),

@@ -14,6 +14,9 @@ CONFIG_FILE: Final = "config.json"
 SIZE_MAX: Final = 2**40
 """No dimension of a model is larger; one that is would only make later sums meaningless."""
 
+LAYERS_MAX: Final = 10_000
+"""Far above any model; what is told of each layer must not fill the memory for a damaged number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -68,7 +71,7 @@ def _values(folder: Path) -> Mapping[str, Any]:
 
 
 def _config(model_type: str, values: Mapping[str, Any]) -> Config:
-    layers = _size(values, "num_hidden_layers")
+    layers = _size(values, "num_hidden_layers", largest=LAYERS_MAX)
     hidden_size = _size(values, "hidden_size")
     attention_heads = _size(values, "num_attention_heads")
     return Config(
@@ -91,11 +94,11 @@ def _config(model_type: str, values: Mapping[str, Any]) -> Config:
     )
 
 
-def _size(values: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
+def _size(values: Mapping[str, Any], key: str, *, default: int | None = None, largest: int = SIZE_MAX) -> int:
     value = values.get(key)
     if value is None and default is not None:
         return default
-    if type(value) is not int or not 0 < value <= SIZE_MAX:
+    if type(value) is not int or not 0 < value <= largest:
         raise ModelFolderError(f"{CONFIG_FILE} says {key} is {value!r}, which is no size: copy it again")
     return value
 

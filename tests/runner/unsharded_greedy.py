@@ -19,7 +19,8 @@ def main(folder: Path, prompt: str, tokens: int) -> None:
     model, _ = load_model(folder, lazy=True)
     # Scales first: dequantised from float16 ones, weights would be rounded to float16.
     model.update(tree_map(widened, model.parameters()))
-    print(generate(dequantize_model(model), load_tokenizer(folder), prompt, max_tokens=tokens))
+    tokenizer = load_tokenizer(folder)  # type: ignore[no-untyped-call]  # mlx-lm's has no types
+    print(generate(dequantize_model(model), tokenizer, prompt, max_tokens=tokens))
 
 
 if __name__ == "__main__":

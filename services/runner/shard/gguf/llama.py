@@ -35,13 +35,28 @@ def modules(file: GgufFile) -> dict[str, TensorInfo]:
             f"{file.path.name} is of the architecture {architecture!r} and only {ARCHITECTURE!r} is converted: "
             "add the model from its Hugging Face or MLX folder instead"
         )
-    names = _module_names(_integer(file, "block_count"), tied=_HEAD not in file.tensors)
+    layers = _integer(file, "block_count")
+    if layers > len(file.tensors):
+        # Else a damaged count would be believed, and its names made.
+        raise GgufError(f"{file.path.name} lists {len(file.tensors)} tensors for {layers} layers: download it again")
+    names = _module_names(layers, tied=_HEAD not in file.tensors)
     for name in names:
         if name not in file.tensors:
             raise GgufError(f"{file.path.name} has no tensor {name}: download it again")
     for info in file.tensors.values():
         _check(file, info, names)
-    return {module: file.tensors[name] for name, module in names.items()}
+    found = {module: file.tensors[name] for name, module in names.items()}
+    _check_heads(file, found)
+    return found
+
+
+def _check_heads(file: GgufFile, found: Mapping[str, TensorInfo]) -> None:
+    for module, info in found.items():
+        heads = heads_permuted(file, module)
+        if heads is not None and info.shape[0] % (2 * heads):
+            raise GgufError(
+                f"{file.path.name} is damaged: {info.name} does not divide into {heads} heads; download it again"
+            )
 
 
 def _module_names(layers: int, *, tied: bool) -> dict[str, str]:
