@@ -25,7 +25,7 @@ from services.master import errors
 from services.master.event_log import Append, Commit, EventLog, NumberedFact, ReadOnlyLog
 from services.master.liveness import Bounds, fallen, liveness
 from services.master.replay import fold
-from services.master.state import State, apply_fact
+from services.master.state import NodeRecord, State, apply_fact
 from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
 
 MASTER_SOURCE: Final = "master"
@@ -125,6 +125,7 @@ class Cluster:
         self.clock = clock
         self.bounds = bounds
         self._heard: dict[str, float] = {}
+        self._runner_heard: dict[str, float] = {}
         self._seen: dict[str, state_pb2.Liveness.ValueType] = {}
         self._acknowledged = self.log.sources()
         self._subscriptions: set[Subscription] = set()
@@ -174,15 +175,33 @@ class Cluster:
         """Note that the node spoke now."""
         self._heard[node_id] = self.clock.monotonic()
 
+    def hear_runner(self, node_id: str) -> None:
+        """Note that the node's runner spoke now, over its session."""
+        self.hear(node_id)
+        self._runner_heard[node_id] = self.clock.monotonic()
+
+    def miss_runner(self, node_id: str) -> None:
+        """Note that the node's runner has no session any more."""
+        self._runner_heard.pop(node_id, None)
+
     def liveness(self, node_id: str) -> state_pb2.Liveness.ValueType:
         """Whether the node is heard."""
         return liveness(self._heard.get(node_id), self.clock.monotonic(), self.bounds)
 
     def silent_node_ids(self) -> frozenset[str]:
-        """The nodes in the state that are not live; none where a log is only read, since nobody speaks there."""
+        """The nodes in the state that are not live, or whose runner is not: neither can be given work.
+
+        None where a log is only read, since nobody speaks there.
+        """
         if self.read_only:
             return frozenset()
-        return frozenset(id_ for id_ in self.state.nodes if self.liveness(id_) != state_pb2.LIVENESS_LIVE)
+        return frozenset(id_ for id_, node in self.state.nodes.items() if self._is_silent(id_, node))
+
+    def _is_silent(self, node_id: str, node: NodeRecord) -> bool:
+        if self.liveness(node_id) != state_pb2.LIVENESS_LIVE:
+            return True
+        runner = liveness(self._runner_heard.get(node_id), self.clock.monotonic(), self.bounds)
+        return node.runner is not None and runner != state_pb2.LIVENESS_LIVE
 
     @asynccontextmanager
     async def subscribe(self, kinds: Collection[str] | None = None) -> AsyncIterator[Subscription]:

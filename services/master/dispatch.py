@@ -68,6 +68,13 @@ def change(
     )
 
 
+def overdrawn(state: State, node_id: str) -> list[model_pb2.ShardStatus]:
+    """The ranks, on any node, of the instances the node's runner shall run that hold more than they were promised."""
+    instances = {instance.instance_id: instance for _, instance, _ in _wanted(state, node_id)}
+    statuses = (shard.status for _, instance in sorted(instances.items()) for shard in instance.shards)
+    return [status for status in statuses if status.HasField("over_grant_bytes")]
+
+
 def untaken(state: State, node_id: str) -> frozenset[Key]:
     """The shards on the node that its runner shall run and has not said a word of."""
     return frozenset(
@@ -76,19 +83,27 @@ def untaken(state: State, node_id: str) -> frozenset[Key]:
 
 
 def given_up(state: State, node_id: str, keys: Collection[Key], message: str) -> list[event_pb2.Fact]:
-    """The facts that fail these of the node's shards, and with them their instances, for the reason in `message`."""
-    return [
-        event_pb2.Fact(
-            shard_status_changed=event_pb2.ShardStatusChanged(
-                status=model_pb2.ShardStatus(
-                    instance_id=key[0],
-                    rank=key[1],
-                    node_id=node_id,
-                    phase=model_pb2.SHARD_PHASE_FAILED,
-                    failure=model_pb2.ShardFailure(phase=shard.status.phase, message=message),
+    """The facts that fail these of the node's shards, and with them their instances, for the reason in `message`.
+
+    Also shards that shall end: of those nobody else would ever say that they have.
+    """
+    node = state.nodes.get(node_id)
+    return (
+        []
+        if node is None
+        else [
+            event_pb2.Fact(
+                shard_status_changed=event_pb2.ShardStatusChanged(
+                    status=model_pb2.ShardStatus(
+                        instance_id=key[0],
+                        rank=key[1],
+                        node_id=node_id,
+                        phase=model_pb2.SHARD_PHASE_FAILED,
+                        failure=model_pb2.ShardFailure(phase=shard.status.phase, message=message),
+                    )
                 )
             )
-        )
-        for key, _, shard in _wanted(state, node_id)
-        if key in keys
-    ]
+            for key, shard in sorted(node.shards.items())
+            if key in keys
+        ]
+    )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from services.master import dispatch, errors
 from services.master.cluster import Cluster
-from ullage.v1 import dispatch_service_pb2
+from ullage.v1 import dispatch_service_pb2, model_pb2
 
 
 class RunnerSession:
@@ -23,6 +23,8 @@ class RunnerSession:
         self._dials: list[dispatch_service_pb2.Peer] = []
         self._known: frozenset[dispatch.Key] = frozenset()
         self._version = 0
+        self._overdrawn: list[model_pb2.ShardStatus] = []
+        """As it was last told; nothing, after the complete set."""
         self._woken = asyncio.Event()
         self._ended = False
         self._error: errors.MasterError | None = None
@@ -76,6 +78,10 @@ class RunnerSession:
         responses = []
         if (change := self._change()) is not None:
             responses.append(self._response(incremental=change))
+        if (overdrawn := dispatch.overdrawn(self._cluster.state, self.node_id)) != self._overdrawn:
+            self._overdrawn = overdrawn
+            told = dispatch_service_pb2.OverdrawnShards(shards=overdrawn)
+            responses.append(self._response(overdrawn=told))
         if self._dials:
             responses.append(self._response(dial=dispatch_service_pb2.DialRequest(peers=self._dials)))
             self._dials = []
@@ -100,10 +106,12 @@ class RunnerSession:
         complete: dispatch_service_pb2.AssignmentSet | None = None,
         incremental: dispatch_service_pb2.AssignmentChange | None = None,
         dial: dispatch_service_pb2.DialRequest | None = None,
+        overdrawn: dispatch_service_pb2.OverdrawnShards | None = None,
     ) -> dispatch_service_pb2.SessionResponse:
         return dispatch_service_pb2.SessionResponse(
             acknowledged_source_sequence=self._cluster.acknowledged(self.source),
             complete=complete,
             incremental=incremental,
             dial=dial,
+            overdrawn=overdrawn,
         )

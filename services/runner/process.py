@@ -22,6 +22,7 @@ import psutil
 import structlog
 
 from services.runner.stderr_tail import StderrTail
+from services.runner.vital_signs import Reading
 
 KILL_SECONDS: Final = 5.0
 """For how long a killed process is waited for; it can be stuck in the kernel, and nothing more can be done."""
@@ -30,6 +31,8 @@ STDERR_SECONDS: Final = 0.5
 """For how long the rest of stderr is read after the end; a grandchild may hold it open."""
 
 _THREAD_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+_STOPPED: Final = frozenset({psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP})
 
 log = structlog.get_logger()
 
@@ -82,10 +85,14 @@ class ShardProcess:
         """The last lines it wrote to stderr."""
         return self._tail.lines()
 
-    def resident_bytes(self) -> int | None:
-        """The memory it holds now, None when it is gone."""
+    def reading(self) -> Reading | None:
+        """The process now, None when it is gone."""
         try:
-            return int(psutil.Process(self.pid).memory_info().rss)
+            seen = psutil.Process(self.pid)
+            with seen.oneshot():
+                times = seen.cpu_times()
+                stopped = seen.status() in _STOPPED
+                return Reading(int(seen.memory_info().rss), times.user + times.system, stopped)
         except psutil.Error:
             return None
 

@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from services.clock import Clock
+from services.runner.grant import over_grant_bytes
 from services.runner.reconcile import Key
 from ullage.v1 import event_pb2, model_pb2
 
@@ -27,8 +28,12 @@ log = structlog.get_logger()
 class Progress:
     """A shard's status, from STARTING on."""
 
-    def __init__(self, key: Key, node_id: str, clock: Clock, tell: Callable[[event_pb2.Fact], None]) -> None:
+    def __init__(
+        self, key: Key, node_id: str, granted_bytes: int, clock: Clock, tell: Callable[[event_pb2.Fact], None]
+    ) -> None:
+        """`granted_bytes` is the shard's promise, 0 where there is none."""
         self._key = key
+        self._granted_bytes = granted_bytes
         self._node_id = node_id
         self._clock = clock
         self._tell = tell
@@ -63,13 +68,21 @@ class Progress:
             status.done_bytes, status.total_bytes = said.done_bytes, said.total_bytes
         if self.status.HasField("resident_bytes"):
             status.resident_bytes = self.status.resident_bytes
+        if self.status.HasField("over_grant_bytes"):
+            status.over_grant_bytes = self.status.over_grant_bytes
         self.status = status
         return entered
 
     def measured(self, resident_bytes: int | None) -> None:
         """Note what memory the process holds, None when that is unknown now."""
-        if resident_bytes is not None:
-            self.status.resident_bytes = resident_bytes
+        if resident_bytes is None:
+            return
+        self.status.resident_bytes = resident_bytes
+        over_bytes = over_grant_bytes(resident_bytes, self._granted_bytes)
+        if over_bytes is None:
+            self.status.ClearField("over_grant_bytes")
+        else:
+            self.status.over_grant_bytes = over_bytes
 
     def enter(self) -> None:
         """Tell the phase that was entered."""
@@ -78,8 +91,18 @@ class Progress:
     def tell_changes(self) -> None:
         """Tell what changed within the phase, if that is worth a fact."""
         grown_bytes = abs(self.status.resident_bytes - self._told.resident_bytes)
-        if self.status.done_bytes != self._told.done_bytes or grown_bytes >= RESIDENT_STEP_BYTES:
+        if self.status.HasField("over_grant_bytes") != self._told.HasField("over_grant_bytes"):
+            self._tell_overdraft()
+        elif self.status.done_bytes != self._told.done_bytes or grown_bytes >= RESIDENT_STEP_BYTES:
             self._tell_now()
+
+    def _tell_overdraft(self) -> None:
+        instance_id, rank = self._key
+        say = log.warning if self.status.HasField("over_grant_bytes") else log.info
+        event = "shard over its grant" if self.status.HasField("over_grant_bytes") else "shard within its grant again"
+        resident_bytes = self.status.resident_bytes
+        say(event, instance=instance_id, rank=rank, resident=resident_bytes, granted=self._granted_bytes)
+        self._tell_now()
 
     def end(self, failure: model_pb2.ShardFailure | None) -> None:
         """Tell that the process is gone and its memory given back: FAILED with `failure`, or UNLOADED."""
@@ -89,6 +112,8 @@ class Progress:
             status = self._status(model_pb2.SHARD_PHASE_FAILED)
             status.failure.CopyFrom(failure)
             status.failure.phase = failure.phase or self.status.phase
+        if self.status.HasField("resident_bytes"):
+            status.returned_bytes = self.status.resident_bytes
         status.resident_bytes = 0
         self.status = status
         self._tell_now()

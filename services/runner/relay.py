@@ -104,6 +104,8 @@ class Relay:
                 f"instance {instance_id} is not running yet: its first rank is {phase}; follow it with `ullage status`",
                 reason="NOT_RUNNING",
             )
+        if (overdrawn := self._shards.overdrawn(instance_id)) is not None:
+            raise _overdrawn(overdrawn)
         return here[0]
 
     def _channel(self, shard: ShardSupervisor) -> grpc.aio.Channel:
@@ -124,6 +126,23 @@ class Relay:
             reason="RANK_LOST",
             metadata={"node_id": self._node_id, "rank": str(shard.assignment.rank)},
         )
+
+
+def _overdrawn(status: model_pb2.ShardStatus) -> RpcError:
+    granted_bytes = status.resident_bytes - status.over_grant_bytes
+    return RpcError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"rank {status.rank} of instance {status.instance_id} on node {status.node_id} holds "
+        f"{status.resident_bytes:,} bytes and was promised {granted_bytes:,}: it takes no new requests until it holds "
+        "less; place the model again with more --context or --concurrent, so that it is promised more",
+        reason="OVER_GRANT",
+        metadata={
+            "node_id": status.node_id,
+            "rank": str(status.rank),
+            "resident_bytes": str(status.resident_bytes),
+            "granted_bytes": str(granted_bytes),
+        },
+    )
 
 
 def _metadata(shard: ShardSupervisor) -> tuple[tuple[str, str], ...]:

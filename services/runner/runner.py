@@ -52,7 +52,13 @@ class Runner:
         self.shards = Shards(shop, settings.threads)
         self._channel = rpc.channel(settings.master)
         self.session = Session(
-            self._channel, lambda: self.profile, self.outbox, self.shards.reconcile, self._dial, shop.clock
+            self._channel,
+            lambda: self.profile,
+            self.outbox,
+            self.shards.reconcile,
+            self._dial,
+            self.shards.note_overdrawn,
+            shop.clock,
         )
         self._dials: set[asyncio.Task[None]] = set()
 

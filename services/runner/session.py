@@ -54,14 +54,19 @@ class Session:
         outbox: Outbox,
         assign: Callable[[Assignments], None],
         dial: Callable[[dispatch_service_pb2.Peer], None],
+        overdrawn: Callable[[dispatch_service_pb2.OverdrawnShards], None],
         clock: Clock,
     ) -> None:
-        """`assign` takes everything that shall run; `dial` has a peer dialled, and is not waited for."""
+        """`assign` takes everything that shall run; `dial` has a peer dialled, and is not waited for.
+
+        `overdrawn` takes the shards, here and elsewhere, whose instances shall take no new requests.
+        """
         self._stub = dispatch_service_pb2_grpc.DispatchServiceStub(channel)
         self._profile = profile
         self._outbox = outbox
         self._assign = assign
         self._dial = dial
+        self._overdrawn = overdrawn
         self._clock = clock
         self._wanted: dict[Key, dispatch_service_pb2.Assignment] = {}
         self._version: int | None = None
@@ -148,6 +153,8 @@ class Session:
             case "dial":
                 for peer in response.dial.peers:
                     self._dial(peer)
+            case "overdrawn":
+                self._overdrawn(response.overdrawn)
             case None:
                 pass  # An acknowledgement alone.
 
@@ -156,6 +163,8 @@ class Session:
         if not self.connected:
             log.info("connected to the master", assignments=len(complete.assignments))
         self._welcomed.set()
+        # What is overdrawn is said next, if anything is.
+        self._overdrawn(dispatch_service_pb2.OverdrawnShards())
         self._wanted = {_key(assignment): assignment for assignment in complete.assignments}
         self._version = complete.version
         self._assign(self._wanted)

@@ -23,6 +23,7 @@ class Shards:
         self._threads = threads
         self._shards: dict[Key, ShardSupervisor] = {}
         self._started = 0
+        self._overdrawn: dict[str, model_pb2.ShardStatus] = {}
         self._closed = False
 
     def reconcile(self, wanted: Mapping[Key, dispatch_service_pb2.Assignment]) -> None:
@@ -52,6 +53,17 @@ class Shards:
     def of_instance(self, instance_id: str) -> list[ShardSupervisor]:
         """The instance's shards that live here, in order of rank."""
         return [shard for key, shard in sorted(self._shards.items()) if key[0] == instance_id and not shard.ended]
+
+    def note_overdrawn(self, overdrawn: dispatch_service_pb2.OverdrawnShards) -> None:
+        """Take the master's word for which ranks, here and elsewhere, hold more than they were promised."""
+        self._overdrawn = {status.instance_id: status for status in overdrawn.shards}
+
+    def overdrawn(self, instance_id: str) -> model_pb2.ShardStatus | None:
+        """A rank of the instance that holds more than it was promised, or None: one here, or one the master named."""
+        here = (shard.status for shard in self.of_instance(instance_id))
+        return next((status for status in here if status.HasField("over_grant_bytes")), None) or self._overdrawn.get(
+            instance_id
+        )
 
     def statuses(self) -> list[model_pb2.ShardStatus]:
         """Every shard's status, in order of instance and rank."""

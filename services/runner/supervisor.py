@@ -27,6 +27,7 @@ from services.runner import models
 from services.runner.process import ShardProcess, exit_words
 from services.runner.progress import Progress
 from services.runner.reconcile import Key
+from services.runner.vital_signs import VitalSigns
 from ullage.v1 import dispatch_service_pb2, event_pb2, model_pb2, shard_service_pb2, shard_service_pb2_grpc
 
 LOOK_PERIOD_SECONDS: Final = 0.5
@@ -45,9 +46,13 @@ class Bounds:
     """From the start of the process to its answering."""
     stall_seconds: float = 60.0
     """Without a step forward while it connects or loads."""
+    stopped_seconds: float = 3.0
+    """Stopped by a signal, in whatever phase; who is stopped for less is left in peace."""
+    stuck_seconds: float = 3.0
+    """Without an answer to a health check, nor any time on a processor."""
     answer_seconds: float = 15.0
-    """Without an answer to a health check: stopped, or stuck."""
-    check_period_seconds: float = 2.0
+    """Without an answer to a health check, however busy."""
+    check_period_seconds: float = 1.0
     terminate_seconds: float = 3.0
     """From being asked to end to being killed."""
     explain_seconds: float = 2.0
@@ -89,7 +94,11 @@ class ShardSupervisor:
         self._ending: asyncio.Task[None] | None = None
         self._failure: model_pb2.ShardFailure | None = None
         self._stopping = False
-        self._progress = Progress(self.key, shop.node_id, shop.clock, shop.tell)
+        self._signs = VitalSigns(shop.clock.monotonic())
+        self._asked_at: float | None = None
+        """When the health check was sent that waits for its answer."""
+        granted_bytes = assignment.shard.bytes.total_bytes
+        self._progress = Progress(self.key, shop.node_id, granted_bytes, shop.clock, shop.tell)
         self._life = asyncio.create_task(self._live(), name=f"shard {self.key}")
 
     @property
@@ -147,16 +156,13 @@ class ShardSupervisor:
 
     async def _run(self, process: ShardProcess, model_path: Path) -> None:
         """Follow the process until it ends, or has to."""
-        if not await self._answers(process):
-            return
-        self._progress.step()
-        self.channel = rpc.channel(f"unix:{self._socket}")
-        guards = [
-            asyncio.create_task(self._watch_progress(process)),
-            asyncio.create_task(self._watch_health(self.channel, process)),
-        ]
+        guards = [asyncio.create_task(self._watch(process))]
         try:
-            await self._serve(self.channel, model_path)
+            if await self._answers(process):
+                self._progress.step()
+                self.channel = rpc.channel(f"unix:{self._socket}")
+                guards.append(asyncio.create_task(self._check_health(self.channel)))
+                await self._serve(self.channel, model_path)
         except grpc.aio.AioRpcError as error:
             await self._explain(process, error)
         finally:
@@ -212,41 +218,52 @@ class ShardSupervisor:
             self._progress.enter()
 
     def _measure(self) -> None:
-        if self._process is not None:
-            self._progress.measured(self._process.resident_bytes())
+        reading = None if self._process is None else self._process.reading()
+        if reading is not None:
+            self._progress.measured(reading.resident_bytes)
+            self._signs.see(reading, self._shop.clock.monotonic())
 
-    async def _watch_progress(self, process: ShardProcess) -> None:
-        """Tell of growth, and end the process when a phase does not get on."""
-        stall_seconds = self._shop.bounds.stall_seconds
+    async def _watch(self, process: ShardProcess) -> None:
+        """Tell of growth, and end the process when it does not get on."""
         while True:
             await self._shop.clock.sleep(LOOK_PERIOD_SECONDS)
             self._measure()
-            self._progress.tell_changes()
-            loading = self.status.phase < model_pb2.SHARD_PHASE_RUNNING
-            if loading and self._progress.still_seconds > stall_seconds:
-                self._fail(f"no progress for {stall_seconds:g} s")
+            if self.status.phase > model_pb2.SHARD_PHASE_STARTING:
+                self._progress.tell_changes()
+            if (hindrance := self._hindrance()) is not None:
+                self._fail(hindrance)
                 process.kill()
                 return
 
-    async def _watch_health(self, channel: grpc.aio.Channel, process: ShardProcess) -> None:
-        """End the process when it runs and does not answer: a stopped one keeps its connections.
+    def _hindrance(self) -> str | None:
+        """Why the process will not get on, or None. Slow is told from stuck by progress, and by work done.
 
         While it loads it may be deaf for a while; progress is what counts then.
         """
-        answer_seconds = self._shop.bounds.answer_seconds
+        bounds = self._shop.bounds
+        if self._signs.stopped_seconds >= bounds.stopped_seconds:
+            return f"its process has been stopped by a signal for {bounds.stopped_seconds:g} s"
+        if self.status.phase < model_pb2.SHARD_PHASE_RUNNING:
+            stalled = self.channel is not None and self._progress.still_seconds > bounds.stall_seconds
+            return f"no progress for {bounds.stall_seconds:g} s" if stalled else None
+        deaf_seconds = 0.0 if self._asked_at is None else self._shop.clock.monotonic() - self._asked_at
+        if deaf_seconds >= bounds.answer_seconds:
+            return f"its process has not answered for {bounds.answer_seconds:g} s"
+        if min(deaf_seconds, self._signs.idle_seconds) >= bounds.stuck_seconds:
+            return f"its process has neither answered nor done anything for {bounds.stuck_seconds:g} s"
+        return None
+
+    async def _check_health(self, channel: grpc.aio.Channel) -> None:
+        """Ask again and again whether the process is there; `_hindrance` judges how long it takes to answer."""
         check: Any = channel.unary_unary(
             "/grpc.health.v1.Health/Check", request_serializer=health_pb2.HealthCheckRequest.SerializeToString
         )
         while True:
             await self._shop.clock.sleep(self._shop.bounds.check_period_seconds)
-            try:
-                await check(health_pb2.HealthCheckRequest(), timeout=answer_seconds)
-            except grpc.aio.AioRpcError as error:
-                deaf = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-                if deaf and self.status.phase == model_pb2.SHARD_PHASE_RUNNING:
-                    self._fail(f"its process has not answered for {answer_seconds:g} s")
-                    process.kill()
-                    return
+            self._asked_at = self._shop.clock.monotonic()
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await check(health_pb2.HealthCheckRequest(), timeout=self._shop.bounds.answer_seconds * 2)
+            self._asked_at = None
 
     async def _explain(self, process: ShardProcess, error: grpc.aio.AioRpcError) -> None:
         """Say why the connection to the process ended: by the process's own end, if that is what it was."""
@@ -276,7 +293,8 @@ class ShardSupervisor:
         if failure is not None and failure.HasField("blamed_rank"):
             await self._shop.clock.sleep(self._shop.bounds.blame_seconds)
         self._progress.end(failure)
-        log.info("shard ended", shard=self.key, phase=model_pb2.ShardPhase.Name(self.status.phase))
+        phase = model_pb2.ShardPhase.Name(self.status.phase)
+        log.info("shard ended", shard=self.key, phase=phase, returned_bytes=self.status.returned_bytes)
 
     def _exit(self) -> model_pb2.ShardFailure:
         """How the process ended by its own doing."""

@@ -241,20 +241,74 @@ async def test_a_session_without_a_word_for_ten_seconds_is_ended(bench: Bench) -
     assert (await talk.error()).details() == "nothing was heard for 10 s: dial again"
 
 
-async def test_a_runner_that_stays_away_fails_its_shards_within_the_bound(bench: Bench) -> None:
+async def running_shard(bench: Bench) -> Talk:
+    """A connected runner that runs i1."""
     talk = await bench.connect("n1")
     await talk.read()
     await bench.place("i1", "n1")
     await talk.report((2, status("i1", 0, "n1", model_pb2.SHARD_PHASE_RUNNING)))
     await talk.acknowledged(2)
+    return talk
+
+
+async def test_a_runner_that_hung_up_and_stays_away_fails_its_shards_within_five_seconds(bench: Bench) -> None:
+    talk = await running_shard(bench)
     talk.call.cancel()
     await asyncio.sleep(0.1)
+    await bench.pass_seconds(3)
+    assert bench.cluster.state.instances["i1"].failure == ""
+
+    await bench.pass_seconds(2)
+
+    assert await bench.failure("i1") == "rank 0 on n1 failed while RUNNING: its runner has not been heard for 4 s"
+
+
+async def test_a_runner_that_is_only_silent_has_longer_since_nobody_knows_why(bench: Bench) -> None:
+    await running_shard(bench)
     await bench.pass_seconds(14)
     assert bench.cluster.state.instances["i1"].failure == ""
 
     await bench.pass_seconds(2)
 
     assert await bench.failure("i1") == "rank 0 on n1 failed while RUNNING: its runner has not been heard for 15 s"
+
+
+async def test_what_a_lost_runner_was_to_unload_is_given_up_too(bench: Bench) -> None:
+    talk = await running_shard(bench)
+    await bench.release("i1")
+    assert bench.cluster.state.instances["i1"].state == model_pb2.INSTANCE_STATE_RELEASING
+    talk.call.cancel()
+    await asyncio.sleep(0.1)
+    await bench.pass_seconds(6)
+
+    assert bench.cluster.state.instances["i1"].state == model_pb2.INSTANCE_STATE_RELEASED
+    assert bench.cluster.state.nodes["n1"].shards == {}
+
+
+async def test_a_node_whose_runner_has_no_session_is_silent_whatever_its_probe_says(bench: Bench) -> None:
+    talk = await bench.connect("n1")
+    await talk.read()
+    assert bench.cluster.silent_node_ids() == frozenset()
+
+    talk.call.cancel()
+    await asyncio.sleep(0.1)
+    bench.cluster.hear("n1")
+
+    assert bench.cluster.silent_node_ids() == {"n1"}
+
+
+async def test_every_runner_of_an_instance_hears_which_rank_is_over_its_promise_and_when_no_more(bench: Bench) -> None:
+    first, second = await bench.connect("n1"), await bench.connect("n2")
+    await bench.place("i1", "n1", "n2")
+    over = status("i1", 1, "n2", model_pb2.SHARD_PHASE_RUNNING)
+    over.shard_status_changed.status.over_grant_bytes = 7
+    await second.report((2, over))
+
+    told = await first.read_message("overdrawn")
+    assert [(each.instance_id, each.rank, each.over_grant_bytes) for each in told.shards] == [("i1", 1, 7)]
+
+    await second.report((3, status("i1", 1, "n2", model_pb2.SHARD_PHASE_RUNNING)))
+    assert (await first.read_message("overdrawn")).shards == []
 
 
 async def test_after_a_restart_a_runner_has_the_whole_bound_to_come_back_and_is_told_the_same(tmp_path: Path) -> None:

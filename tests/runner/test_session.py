@@ -87,6 +87,7 @@ async def run_session(master: ScriptedMaster) -> AsyncIterator[Bench]:
             outbox,
             lambda wanted: assigned.append(sorted(wanted)),
             lambda peer: dialled.append(peer.node_id),
+            lambda overdrawn: None,
             clock,
         )
         running = asyncio.create_task(session.run())
@@ -192,7 +193,9 @@ async def test_a_master_that_is_not_there_yet_is_dialled_until_it_is() -> None:
     server = rpc.Server()
     server.add("ullage.v1.DispatchService", dispatch_service_pb2_grpc.add_DispatchServiceServicer_to_server, master)
     async with rpc.channel(f"127.0.0.1:{port}") as channel:
-        session = Session(channel, node_pb2.RunnerProfile, outbox, lambda _: None, lambda _: None, SystemClock())
+        session = Session(
+            channel, node_pb2.RunnerProfile, outbox, lambda _: None, lambda _: None, lambda _: None, SystemClock()
+        )
         running = asyncio.create_task(session.run())
         await asyncio.sleep(0.5)
         assert not session.connected

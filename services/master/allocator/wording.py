@@ -14,7 +14,7 @@ _EXCLUSIONS: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
     model_pb2.EXCLUSION_CRITICAL: "its memory pressure is CRITICAL",
     model_pb2.EXCLUSION_UNKNOWN_LEVEL: "its pressure level is unknown",
     model_pb2.EXCLUSION_NO_MEMORY_READING: "no memory reading",
-    model_pb2.EXCLUSION_STALE: "silent, its last reading is too old",
+    model_pb2.EXCLUSION_STALE: "silent: its probe or its runner has not been heard of late",
     model_pb2.EXCLUSION_NO_RUNNER: "no runner has announced itself there",
     model_pb2.EXCLUSION_REQUESTED: "the request excludes it",
     model_pb2.EXCLUSION_MODEL_ABSENT: "the model is not on its disk, run `ullage models add` there",

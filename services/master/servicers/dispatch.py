@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -30,7 +30,10 @@ SESSION_SILENT_SECONDS: Final = 10.0
 """A runner speaks every second. One that has not for so long is not there, whatever its connection looks like."""
 
 RUNNER_LOST_SECONDS: Final = 15.0
-"""Without a session, also after the master's own start: its shards have failed."""
+"""Without a word from a runner, also after the master's own start: its shards have failed."""
+
+RUNNER_GONE_SECONDS: Final = 4.0
+"""Without a session that the runner itself, or its machine, has ended: one that lives dials again within two."""
 
 DISPATCH_SECONDS: Final = 30.0
 """For a connected runner to take up a shard it was told of."""
@@ -52,6 +55,14 @@ _ASSIGNING_KINDS: Final = ("instance_placed", "instance_released", "shard_status
 log = structlog.get_logger()
 
 
+class _Absence(NamedTuple):
+    """A runner without a session."""
+
+    since: float
+    lost_at: float
+    """When its shards have failed, both by the monotonic clock."""
+
+
 class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
     """DispatchService over the one cluster. `run` has to be running beside it."""
 
@@ -59,7 +70,7 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         self._cluster = cluster
         self._clock = clock or SystemClock()
         self._sessions: dict[str, RunnerSession] = {}
-        self._absent_since: dict[str, float] = {}
+        self._absent: dict[str, _Absence] = {}
         self._untaken_since: dict[dispatch.Key, float] = {}
         self._started_at = self._clock.monotonic()
 
@@ -88,16 +99,24 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
             other.end(errors.Unavailable("the runner has dialled again"))
         session = RunnerSession(profile.node_id, profile.boot_id, self._cluster, now)
         self._sessions[profile.node_id] = session
-        self._absent_since.pop(profile.node_id, None)
-        self._cluster.hear(profile.node_id)
+        self._absent.pop(profile.node_id, None)
+        self._cluster.hear_runner(profile.node_id)
         log.info("runner connected", node=profile.node_id, boot=profile.boot_id, address=profile.address)
         return session
 
     def _close(self, session: RunnerSession) -> None:
         if self._sessions.get(session.node_id) is session:
             del self._sessions[session.node_id]
-            self._absent_since[session.node_id] = self._clock.monotonic()
+            self._absent[session.node_id] = self._absence(session)
+            self._cluster.miss_runner(session.node_id)
             log.info("runner disconnected", node=session.node_id, boot=session.boot_id)
+
+    def _absence(self, session: RunnerSession) -> _Absence:
+        """A closed connection says that a process is gone; silence only that nothing is heard, for whatever reason."""
+        now = self._clock.monotonic()
+        if now - session.heard_at >= SESSION_SILENT_SECONDS:
+            return _Absence(session.heard_at, session.heard_at + RUNNER_LOST_SECONDS)
+        return _Absence(session.heard_at, now + RUNNER_GONE_SECONDS)
 
     async def _announce(self, session: RunnerSession, profile: node_pb2.RunnerProfile) -> None:
         """Record who the runner is before it is told anything: a new boot has none of the shards of the last one."""
@@ -130,7 +149,7 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         try:
             async for request in requests:
                 session.heard_at = self._clock.monotonic()
-                self._cluster.hear(session.node_id)
+                self._cluster.hear_runner(session.node_id)
                 await self._take(session, request)
             session.end()
         except errors.MasterError as error:
@@ -234,12 +253,12 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         """What fails the shards of runners that have been without a session for too long."""
         now = self._clock.monotonic()
         facts: list[event_pb2.Fact] = []
+        unheard = _Absence(self._started_at, self._started_at + RUNNER_LOST_SECONDS)
         for node_id, node in self._cluster.state.nodes.items():
-            absent_seconds = now - self._absent_since.get(node_id, self._started_at)
-            if node.shards and node_id not in self._sessions and absent_seconds >= RUNNER_LOST_SECONDS:
-                keys = dispatch.assigned_keys(self._cluster.state, node_id)
-                message = f"its runner has not been heard for {absent_seconds:.0f} s"
-                facts += dispatch.given_up(self._cluster.state, node_id, keys, message)
+            absence = self._absent.get(node_id, unheard)
+            if node.shards and node_id not in self._sessions and now >= absence.lost_at:
+                message = f"its runner has not been heard for {now - absence.since:.0f} s"
+                facts += dispatch.given_up(self._cluster.state, node_id, node.shards.keys(), message)
         return facts
 
     def _not_taken_up(self) -> list[event_pb2.Fact]:
