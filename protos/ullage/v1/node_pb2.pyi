@@ -280,6 +280,11 @@ class MemorySample(_message.Message):
     CGROUP_USED_BYTES_FIELD_NUMBER: _builtins.int
     STALL_SOME_PCT_FIELD_NUMBER: _builtins.int
     STALL_FULL_PCT_FIELD_NUMBER: _builtins.int
+    OWN_BYTES_FIELD_NUMBER: _builtins.int
+    ARC_BYTES_FIELD_NUMBER: _builtins.int
+    HUGE_PAGES_BYTES_FIELD_NUMBER: _builtins.int
+    COMMIT_LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    COMMIT_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     STRICT_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     BALANCED_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     CEILING_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
@@ -287,6 +292,7 @@ class MemorySample(_message.Message):
     PRESSURE_LEVEL_FIELD_NUMBER: _builtins.int
     PRESSURE_PCT_FIELD_NUMBER: _builtins.int
     PRESSURE_REASONS_FIELD_NUMBER: _builtins.int
+    ANONYMOUS_BYTES_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     FLAGS_FIELD_NUMBER: _builtins.int
     ram_total_bytes: _builtins.int
@@ -305,6 +311,15 @@ class MemorySample(_message.Message):
     stall_some_pct: _builtins.float
     """Share of the last window in which some / all work stalled on memory, 0 to 100."""
     stall_full_pct: _builtins.float
+    own_bytes: _builtins.int
+    """Resident in the processes of this node's own shards: part of what is used."""
+    arc_bytes: _builtins.int
+    """What ZFS's cache gives back when asked; counted into ram_available_bytes."""
+    huge_pages_bytes: _builtins.int
+    """The pool of huge pages: neither free nor available."""
+    commit_limit_bytes: _builtins.int
+    """Windows: what may be promised of RAM and page file, and what is left of that."""
+    commit_available_bytes: _builtins.int
     strict_available_bytes: _builtins.int
     """What Ullage concludes. strict <= balanced <= ceiling; all 0 under CRITICAL."""
     balanced_available_bytes: _builtins.int
@@ -314,6 +329,8 @@ class MemorySample(_message.Message):
     pressure_level: Global___PressureLevel.ValueType
     pressure_pct: _builtins.float
     """0 (none) to 100 (about to kill); services/probe/pressure.py has the formula."""
+    anonymous_bytes: _builtins.int
+    """What the OS reports, continued. Darwin: memory of programs, the purgeable part too."""
     source: Global___MemorySource.ValueType
     """How."""
     @_builtins.property
@@ -341,6 +358,11 @@ class MemorySample(_message.Message):
         cgroup_used_bytes: _builtins.int | None = ...,
         stall_some_pct: _builtins.float | None = ...,
         stall_full_pct: _builtins.float | None = ...,
+        own_bytes: _builtins.int | None = ...,
+        arc_bytes: _builtins.int | None = ...,
+        huge_pages_bytes: _builtins.int | None = ...,
+        commit_limit_bytes: _builtins.int | None = ...,
+        commit_available_bytes: _builtins.int | None = ...,
         strict_available_bytes: _builtins.int | None = ...,
         balanced_available_bytes: _builtins.int | None = ...,
         ceiling_available_bytes: _builtins.int | None = ...,
@@ -348,13 +370,18 @@ class MemorySample(_message.Message):
         pressure_level: Global___PressureLevel.ValueType = ...,
         pressure_pct: _builtins.float | None = ...,
         pressure_reasons: _abc.Iterable[Global___PressureReason] | None = ...,
+        anonymous_bytes: _builtins.int | None = ...,
         source: Global___MemorySource.ValueType = ...,
         flags: _abc.Iterable[Global___MemoryFlag.ValueType] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_balanced_available_bytes", b"_balanced_available_bytes", "_ceiling_available_bytes", b"_ceiling_available_bytes", "_cgroup_limit_bytes", b"_cgroup_limit_bytes", "_cgroup_used_bytes", b"_cgroup_used_bytes", "_compressed_bytes", b"_compressed_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_file_backed_bytes", b"_file_backed_bytes", "_pressure_pct", b"_pressure_pct", "_purgeable_bytes", b"_purgeable_bytes", "_ram_available_bytes", b"_ram_available_bytes", "_ram_free_bytes", b"_ram_free_bytes", "_ram_total_bytes", b"_ram_total_bytes", "_stall_full_pct", b"_stall_full_pct", "_stall_some_pct", b"_stall_some_pct", "_strict_available_bytes", b"_strict_available_bytes", "_swap_available_bytes", b"_swap_available_bytes", "_swap_total_bytes", b"_swap_total_bytes", "_wired_bytes", b"_wired_bytes", "balanced_available_bytes", b"balanced_available_bytes", "ceiling_available_bytes", b"ceiling_available_bytes", "cgroup_limit_bytes", b"cgroup_limit_bytes", "cgroup_used_bytes", b"cgroup_used_bytes", "compressed_bytes", b"compressed_bytes", "device_limit_bytes", b"device_limit_bytes", "file_backed_bytes", b"file_backed_bytes", "pressure_pct", b"pressure_pct", "purgeable_bytes", b"purgeable_bytes", "ram_available_bytes", b"ram_available_bytes", "ram_free_bytes", b"ram_free_bytes", "ram_total_bytes", b"ram_total_bytes", "stall_full_pct", b"stall_full_pct", "stall_some_pct", b"stall_some_pct", "strict_available_bytes", b"strict_available_bytes", "swap_available_bytes", b"swap_available_bytes", "swap_total_bytes", b"swap_total_bytes", "taken_at", b"taken_at", "wired_bytes", b"wired_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_anonymous_bytes", b"_anonymous_bytes", "_arc_bytes", b"_arc_bytes", "_balanced_available_bytes", b"_balanced_available_bytes", "_ceiling_available_bytes", b"_ceiling_available_bytes", "_cgroup_limit_bytes", b"_cgroup_limit_bytes", "_cgroup_used_bytes", b"_cgroup_used_bytes", "_commit_available_bytes", b"_commit_available_bytes", "_commit_limit_bytes", b"_commit_limit_bytes", "_compressed_bytes", b"_compressed_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_file_backed_bytes", b"_file_backed_bytes", "_huge_pages_bytes", b"_huge_pages_bytes", "_own_bytes", b"_own_bytes", "_pressure_pct", b"_pressure_pct", "_purgeable_bytes", b"_purgeable_bytes", "_ram_available_bytes", b"_ram_available_bytes", "_ram_free_bytes", b"_ram_free_bytes", "_ram_total_bytes", b"_ram_total_bytes", "_stall_full_pct", b"_stall_full_pct", "_stall_some_pct", b"_stall_some_pct", "_strict_available_bytes", b"_strict_available_bytes", "_swap_available_bytes", b"_swap_available_bytes", "_swap_total_bytes", b"_swap_total_bytes", "_wired_bytes", b"_wired_bytes", "anonymous_bytes", b"anonymous_bytes", "arc_bytes", b"arc_bytes", "balanced_available_bytes", b"balanced_available_bytes", "ceiling_available_bytes", b"ceiling_available_bytes", "cgroup_limit_bytes", b"cgroup_limit_bytes", "cgroup_used_bytes", b"cgroup_used_bytes", "commit_available_bytes", b"commit_available_bytes", "commit_limit_bytes", b"commit_limit_bytes", "compressed_bytes", b"compressed_bytes", "device_limit_bytes", b"device_limit_bytes", "file_backed_bytes", b"file_backed_bytes", "huge_pages_bytes", b"huge_pages_bytes", "own_bytes", b"own_bytes", "pressure_pct", b"pressure_pct", "purgeable_bytes", b"purgeable_bytes", "ram_available_bytes", b"ram_available_bytes", "ram_free_bytes", b"ram_free_bytes", "ram_total_bytes", b"ram_total_bytes", "stall_full_pct", b"stall_full_pct", "stall_some_pct", b"stall_some_pct", "strict_available_bytes", b"strict_available_bytes", "swap_available_bytes", b"swap_available_bytes", "swap_total_bytes", b"swap_total_bytes", "taken_at", b"taken_at", "wired_bytes", b"wired_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_balanced_available_bytes", b"_balanced_available_bytes", "_ceiling_available_bytes", b"_ceiling_available_bytes", "_cgroup_limit_bytes", b"_cgroup_limit_bytes", "_cgroup_used_bytes", b"_cgroup_used_bytes", "_compressed_bytes", b"_compressed_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_file_backed_bytes", b"_file_backed_bytes", "_pressure_pct", b"_pressure_pct", "_purgeable_bytes", b"_purgeable_bytes", "_ram_available_bytes", b"_ram_available_bytes", "_ram_free_bytes", b"_ram_free_bytes", "_ram_total_bytes", b"_ram_total_bytes", "_stall_full_pct", b"_stall_full_pct", "_stall_some_pct", b"_stall_some_pct", "_strict_available_bytes", b"_strict_available_bytes", "_swap_available_bytes", b"_swap_available_bytes", "_swap_total_bytes", b"_swap_total_bytes", "_wired_bytes", b"_wired_bytes", "balanced_available_bytes", b"balanced_available_bytes", "ceiling_available_bytes", b"ceiling_available_bytes", "cgroup_limit_bytes", b"cgroup_limit_bytes", "cgroup_used_bytes", b"cgroup_used_bytes", "compressed_bytes", b"compressed_bytes", "device_limit_bytes", b"device_limit_bytes", "file_backed_bytes", b"file_backed_bytes", "flags", b"flags", "pressure_level", b"pressure_level", "pressure_pct", b"pressure_pct", "pressure_reasons", b"pressure_reasons", "purgeable_bytes", b"purgeable_bytes", "ram_available_bytes", b"ram_available_bytes", "ram_free_bytes", b"ram_free_bytes", "ram_total_bytes", b"ram_total_bytes", "source", b"source", "stall_full_pct", b"stall_full_pct", "stall_some_pct", b"stall_some_pct", "strict_available_bytes", b"strict_available_bytes", "swap_available_bytes", b"swap_available_bytes", "swap_total_bytes", b"swap_total_bytes", "taken_at", b"taken_at", "wired_bytes", b"wired_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_anonymous_bytes", b"_anonymous_bytes", "_arc_bytes", b"_arc_bytes", "_balanced_available_bytes", b"_balanced_available_bytes", "_ceiling_available_bytes", b"_ceiling_available_bytes", "_cgroup_limit_bytes", b"_cgroup_limit_bytes", "_cgroup_used_bytes", b"_cgroup_used_bytes", "_commit_available_bytes", b"_commit_available_bytes", "_commit_limit_bytes", b"_commit_limit_bytes", "_compressed_bytes", b"_compressed_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_file_backed_bytes", b"_file_backed_bytes", "_huge_pages_bytes", b"_huge_pages_bytes", "_own_bytes", b"_own_bytes", "_pressure_pct", b"_pressure_pct", "_purgeable_bytes", b"_purgeable_bytes", "_ram_available_bytes", b"_ram_available_bytes", "_ram_free_bytes", b"_ram_free_bytes", "_ram_total_bytes", b"_ram_total_bytes", "_stall_full_pct", b"_stall_full_pct", "_stall_some_pct", b"_stall_some_pct", "_strict_available_bytes", b"_strict_available_bytes", "_swap_available_bytes", b"_swap_available_bytes", "_swap_total_bytes", b"_swap_total_bytes", "_wired_bytes", b"_wired_bytes", "anonymous_bytes", b"anonymous_bytes", "arc_bytes", b"arc_bytes", "balanced_available_bytes", b"balanced_available_bytes", "ceiling_available_bytes", b"ceiling_available_bytes", "cgroup_limit_bytes", b"cgroup_limit_bytes", "cgroup_used_bytes", b"cgroup_used_bytes", "commit_available_bytes", b"commit_available_bytes", "commit_limit_bytes", b"commit_limit_bytes", "compressed_bytes", b"compressed_bytes", "device_limit_bytes", b"device_limit_bytes", "file_backed_bytes", b"file_backed_bytes", "flags", b"flags", "huge_pages_bytes", b"huge_pages_bytes", "own_bytes", b"own_bytes", "pressure_level", b"pressure_level", "pressure_pct", b"pressure_pct", "pressure_reasons", b"pressure_reasons", "purgeable_bytes", b"purgeable_bytes", "ram_available_bytes", b"ram_available_bytes", "ram_free_bytes", b"ram_free_bytes", "ram_total_bytes", b"ram_total_bytes", "source", b"source", "stall_full_pct", b"stall_full_pct", "stall_some_pct", b"stall_some_pct", "strict_available_bytes", b"strict_available_bytes", "swap_available_bytes", b"swap_available_bytes", "swap_total_bytes", b"swap_total_bytes", "taken_at", b"taken_at", "wired_bytes", b"wired_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__anonymous_bytes: _TypeAlias = _typing.Literal["anonymous_bytes"]  # noqa: Y015
+    _WhichOneofArgType__anonymous_bytes: _TypeAlias = _typing.Literal["_anonymous_bytes", b"_anonymous_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__arc_bytes: _TypeAlias = _typing.Literal["arc_bytes"]  # noqa: Y015
+    _WhichOneofArgType__arc_bytes: _TypeAlias = _typing.Literal["_arc_bytes", b"_arc_bytes"]  # noqa: Y015
     _WhichOneofReturnType__balanced_available_bytes: _TypeAlias = _typing.Literal["balanced_available_bytes"]  # noqa: Y015
     _WhichOneofArgType__balanced_available_bytes: _TypeAlias = _typing.Literal["_balanced_available_bytes", b"_balanced_available_bytes"]  # noqa: Y015
     _WhichOneofReturnType__ceiling_available_bytes: _TypeAlias = _typing.Literal["ceiling_available_bytes"]  # noqa: Y015
@@ -363,12 +390,20 @@ class MemorySample(_message.Message):
     _WhichOneofArgType__cgroup_limit_bytes: _TypeAlias = _typing.Literal["_cgroup_limit_bytes", b"_cgroup_limit_bytes"]  # noqa: Y015
     _WhichOneofReturnType__cgroup_used_bytes: _TypeAlias = _typing.Literal["cgroup_used_bytes"]  # noqa: Y015
     _WhichOneofArgType__cgroup_used_bytes: _TypeAlias = _typing.Literal["_cgroup_used_bytes", b"_cgroup_used_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__commit_available_bytes: _TypeAlias = _typing.Literal["commit_available_bytes"]  # noqa: Y015
+    _WhichOneofArgType__commit_available_bytes: _TypeAlias = _typing.Literal["_commit_available_bytes", b"_commit_available_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__commit_limit_bytes: _TypeAlias = _typing.Literal["commit_limit_bytes"]  # noqa: Y015
+    _WhichOneofArgType__commit_limit_bytes: _TypeAlias = _typing.Literal["_commit_limit_bytes", b"_commit_limit_bytes"]  # noqa: Y015
     _WhichOneofReturnType__compressed_bytes: _TypeAlias = _typing.Literal["compressed_bytes"]  # noqa: Y015
     _WhichOneofArgType__compressed_bytes: _TypeAlias = _typing.Literal["_compressed_bytes", b"_compressed_bytes"]  # noqa: Y015
     _WhichOneofReturnType__device_limit_bytes: _TypeAlias = _typing.Literal["device_limit_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_limit_bytes: _TypeAlias = _typing.Literal["_device_limit_bytes", b"_device_limit_bytes"]  # noqa: Y015
     _WhichOneofReturnType__file_backed_bytes: _TypeAlias = _typing.Literal["file_backed_bytes"]  # noqa: Y015
     _WhichOneofArgType__file_backed_bytes: _TypeAlias = _typing.Literal["_file_backed_bytes", b"_file_backed_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__huge_pages_bytes: _TypeAlias = _typing.Literal["huge_pages_bytes"]  # noqa: Y015
+    _WhichOneofArgType__huge_pages_bytes: _TypeAlias = _typing.Literal["_huge_pages_bytes", b"_huge_pages_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__own_bytes: _TypeAlias = _typing.Literal["own_bytes"]  # noqa: Y015
+    _WhichOneofArgType__own_bytes: _TypeAlias = _typing.Literal["_own_bytes", b"_own_bytes"]  # noqa: Y015
     _WhichOneofReturnType__pressure_pct: _TypeAlias = _typing.Literal["pressure_pct"]  # noqa: Y015
     _WhichOneofArgType__pressure_pct: _TypeAlias = _typing.Literal["_pressure_pct", b"_pressure_pct"]  # noqa: Y015
     _WhichOneofReturnType__purgeable_bytes: _TypeAlias = _typing.Literal["purgeable_bytes"]  # noqa: Y015
@@ -392,6 +427,10 @@ class MemorySample(_message.Message):
     _WhichOneofReturnType__wired_bytes: _TypeAlias = _typing.Literal["wired_bytes"]  # noqa: Y015
     _WhichOneofArgType__wired_bytes: _TypeAlias = _typing.Literal["_wired_bytes", b"_wired_bytes"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__anonymous_bytes) -> _WhichOneofReturnType__anonymous_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__arc_bytes) -> _WhichOneofReturnType__arc_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__balanced_available_bytes) -> _WhichOneofReturnType__balanced_available_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ceiling_available_bytes) -> _WhichOneofReturnType__ceiling_available_bytes | None: ...
@@ -400,11 +439,19 @@ class MemorySample(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cgroup_used_bytes) -> _WhichOneofReturnType__cgroup_used_bytes | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__commit_available_bytes) -> _WhichOneofReturnType__commit_available_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__commit_limit_bytes) -> _WhichOneofReturnType__commit_limit_bytes | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__compressed_bytes) -> _WhichOneofReturnType__compressed_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device_limit_bytes) -> _WhichOneofReturnType__device_limit_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__file_backed_bytes) -> _WhichOneofReturnType__file_backed_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__huge_pages_bytes) -> _WhichOneofReturnType__huge_pages_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__own_bytes) -> _WhichOneofReturnType__own_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pressure_pct) -> _WhichOneofReturnType__pressure_pct | None: ...
     @_typing.overload
@@ -490,6 +537,7 @@ class SystemSample(_message.Message):
     MEMORY_BANDWIDTH_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     INTERFACES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
     cpu_pct: _builtins.float
     performance_cores_pct: _builtins.float
     efficiency_cores_pct: _builtins.float
@@ -514,6 +562,8 @@ class SystemSample(_message.Message):
     def memory(self) -> Global___MemorySample:
         """The same reading the fast path would have sent at this moment."""
 
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]: ...
     def __init__(
         self,
         *,
@@ -536,10 +586,11 @@ class SystemSample(_message.Message):
         memory_bandwidth_bytes_per_second: _builtins.int | None = ...,
         interfaces: _abc.Iterable[Global___NetworkInterface] | None = ...,
         memory: Global___MemorySample | None = ...,
+        gpus: _abc.Iterable[Global___Gpu] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ane_power_watts", b"_ane_power_watts", "_cpu_pct", b"_cpu_pct", "_cpu_power_watts", b"_cpu_power_watts", "_disk_available_bytes", b"_disk_available_bytes", "_disk_total_bytes", b"_disk_total_bytes", "_efficiency_cores_pct", b"_efficiency_cores_pct", "_fp16_flops_per_second", b"_fp16_flops_per_second", "_gpu_pct", b"_gpu_pct", "_gpu_power_watts", b"_gpu_power_watts", "_gpu_temperature_celsius", b"_gpu_temperature_celsius", "_load_1m", b"_load_1m", "_logical_cores", b"_logical_cores", "_memory_bandwidth_bytes_per_second", b"_memory_bandwidth_bytes_per_second", "_performance_cores_pct", b"_performance_cores_pct", "_system_power_watts", b"_system_power_watts", "_temperature_celsius", b"_temperature_celsius", "ane_power_watts", b"ane_power_watts", "cpu_pct", b"cpu_pct", "cpu_power_watts", b"cpu_power_watts", "disk_available_bytes", b"disk_available_bytes", "disk_total_bytes", b"disk_total_bytes", "efficiency_cores_pct", b"efficiency_cores_pct", "fp16_flops_per_second", b"fp16_flops_per_second", "gpu_pct", b"gpu_pct", "gpu_power_watts", b"gpu_power_watts", "gpu_temperature_celsius", b"gpu_temperature_celsius", "load_1m", b"load_1m", "logical_cores", b"logical_cores", "memory", b"memory", "memory_bandwidth_bytes_per_second", b"memory_bandwidth_bytes_per_second", "performance_cores_pct", b"performance_cores_pct", "system_power_watts", b"system_power_watts", "taken_at", b"taken_at", "temperature_celsius", b"temperature_celsius"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ane_power_watts", b"_ane_power_watts", "_cpu_pct", b"_cpu_pct", "_cpu_power_watts", b"_cpu_power_watts", "_disk_available_bytes", b"_disk_available_bytes", "_disk_total_bytes", b"_disk_total_bytes", "_efficiency_cores_pct", b"_efficiency_cores_pct", "_fp16_flops_per_second", b"_fp16_flops_per_second", "_gpu_pct", b"_gpu_pct", "_gpu_power_watts", b"_gpu_power_watts", "_gpu_temperature_celsius", b"_gpu_temperature_celsius", "_load_1m", b"_load_1m", "_logical_cores", b"_logical_cores", "_memory_bandwidth_bytes_per_second", b"_memory_bandwidth_bytes_per_second", "_performance_cores_pct", b"_performance_cores_pct", "_system_power_watts", b"_system_power_watts", "_temperature_celsius", b"_temperature_celsius", "ane_power_watts", b"ane_power_watts", "cpu_pct", b"cpu_pct", "cpu_power_watts", b"cpu_power_watts", "disk_available_bytes", b"disk_available_bytes", "disk_total_bytes", b"disk_total_bytes", "efficiency_cores_pct", b"efficiency_cores_pct", "fp16_flops_per_second", b"fp16_flops_per_second", "gpu_pct", b"gpu_pct", "gpu_power_watts", b"gpu_power_watts", "gpu_temperature_celsius", b"gpu_temperature_celsius", "interfaces", b"interfaces", "load_1m", b"load_1m", "logical_cores", b"logical_cores", "memory", b"memory", "memory_bandwidth_bytes_per_second", b"memory_bandwidth_bytes_per_second", "performance_cores_pct", b"performance_cores_pct", "system_power_watts", b"system_power_watts", "taken_at", b"taken_at", "temperature_celsius", b"temperature_celsius"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ane_power_watts", b"_ane_power_watts", "_cpu_pct", b"_cpu_pct", "_cpu_power_watts", b"_cpu_power_watts", "_disk_available_bytes", b"_disk_available_bytes", "_disk_total_bytes", b"_disk_total_bytes", "_efficiency_cores_pct", b"_efficiency_cores_pct", "_fp16_flops_per_second", b"_fp16_flops_per_second", "_gpu_pct", b"_gpu_pct", "_gpu_power_watts", b"_gpu_power_watts", "_gpu_temperature_celsius", b"_gpu_temperature_celsius", "_load_1m", b"_load_1m", "_logical_cores", b"_logical_cores", "_memory_bandwidth_bytes_per_second", b"_memory_bandwidth_bytes_per_second", "_performance_cores_pct", b"_performance_cores_pct", "_system_power_watts", b"_system_power_watts", "_temperature_celsius", b"_temperature_celsius", "ane_power_watts", b"ane_power_watts", "cpu_pct", b"cpu_pct", "cpu_power_watts", b"cpu_power_watts", "disk_available_bytes", b"disk_available_bytes", "disk_total_bytes", b"disk_total_bytes", "efficiency_cores_pct", b"efficiency_cores_pct", "fp16_flops_per_second", b"fp16_flops_per_second", "gpu_pct", b"gpu_pct", "gpu_power_watts", b"gpu_power_watts", "gpu_temperature_celsius", b"gpu_temperature_celsius", "gpus", b"gpus", "interfaces", b"interfaces", "load_1m", b"load_1m", "logical_cores", b"logical_cores", "memory", b"memory", "memory_bandwidth_bytes_per_second", b"memory_bandwidth_bytes_per_second", "performance_cores_pct", b"performance_cores_pct", "system_power_watts", b"system_power_watts", "taken_at", b"taken_at", "temperature_celsius", b"temperature_celsius"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ane_power_watts: _TypeAlias = _typing.Literal["ane_power_watts"]  # noqa: Y015
     _WhichOneofArgType__ane_power_watts: _TypeAlias = _typing.Literal["_ane_power_watts", b"_ane_power_watts"]  # noqa: Y015
@@ -607,6 +658,65 @@ class SystemSample(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature_celsius) -> _WhichOneofReturnType__temperature_celsius | None: ...
 
 Global___SystemSample: _TypeAlias = SystemSample  # noqa: Y015
+
+@_typing.final
+class Gpu(_message.Message):
+    """A graphics processor. Its memory is beside the RAM of its node, or a part of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UNIFIED_FIELD_NUMBER: _builtins.int
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    USAGE_PCT_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_CELSIUS_FIELD_NUMBER: _builtins.int
+    POWER_WATTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    unified: _builtins.bool
+    """Its memory is the node's RAM: the figures of the MemorySample are its own, and none stand here."""
+    memory_total_bytes: _builtins.int
+    memory_available_bytes: _builtins.int
+    usage_pct: _builtins.float
+    temperature_celsius: _builtins.float
+    power_watts: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        unified: _builtins.bool = ...,
+        memory_total_bytes: _builtins.int | None = ...,
+        memory_available_bytes: _builtins.int | None = ...,
+        usage_pct: _builtins.float | None = ...,
+        temperature_celsius: _builtins.float | None = ...,
+        power_watts: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_available_bytes", b"_memory_available_bytes", "_memory_total_bytes", b"_memory_total_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_usage_pct", b"_usage_pct", "memory_available_bytes", b"memory_available_bytes", "memory_total_bytes", b"memory_total_bytes", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "usage_pct", b"usage_pct"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_available_bytes", b"_memory_available_bytes", "_memory_total_bytes", b"_memory_total_bytes", "_power_watts", b"_power_watts", "_temperature_celsius", b"_temperature_celsius", "_usage_pct", b"_usage_pct", "memory_available_bytes", b"memory_available_bytes", "memory_total_bytes", b"memory_total_bytes", "name", b"name", "power_watts", b"power_watts", "temperature_celsius", b"temperature_celsius", "unified", b"unified", "usage_pct", b"usage_pct"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__memory_available_bytes: _TypeAlias = _typing.Literal["memory_available_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_available_bytes: _TypeAlias = _typing.Literal["_memory_available_bytes", b"_memory_available_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__memory_total_bytes: _TypeAlias = _typing.Literal["memory_total_bytes"]  # noqa: Y015
+    _WhichOneofArgType__memory_total_bytes: _TypeAlias = _typing.Literal["_memory_total_bytes", b"_memory_total_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__power_watts: _TypeAlias = _typing.Literal["power_watts"]  # noqa: Y015
+    _WhichOneofArgType__power_watts: _TypeAlias = _typing.Literal["_power_watts", b"_power_watts"]  # noqa: Y015
+    _WhichOneofReturnType__temperature_celsius: _TypeAlias = _typing.Literal["temperature_celsius"]  # noqa: Y015
+    _WhichOneofArgType__temperature_celsius: _TypeAlias = _typing.Literal["_temperature_celsius", b"_temperature_celsius"]  # noqa: Y015
+    _WhichOneofReturnType__usage_pct: _TypeAlias = _typing.Literal["usage_pct"]  # noqa: Y015
+    _WhichOneofArgType__usage_pct: _TypeAlias = _typing.Literal["_usage_pct", b"_usage_pct"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_available_bytes) -> _WhichOneofReturnType__memory_available_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_total_bytes) -> _WhichOneofReturnType__memory_total_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_watts) -> _WhichOneofReturnType__power_watts | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature_celsius) -> _WhichOneofReturnType__temperature_celsius | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__usage_pct) -> _WhichOneofReturnType__usage_pct | None: ...
+
+Global___Gpu: _TypeAlias = Gpu  # noqa: Y015
 
 @_typing.final
 class RunnerProfile(_message.Message):
