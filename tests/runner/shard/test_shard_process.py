@@ -97,11 +97,6 @@ async def test_an_answer_ends_before_a_stop_string(tiny: tuple[Path, model_pb2.M
         assert stopped.summary.finish_reason == runner_service_pb2.FINISH_REASON_STOP
 
 
-@pytest.fixture(scope="module")
-def single(tiny: tuple[Path, model_pb2.Model]) -> tuple[Path, model_pb2.Model]:
-    return tiny
-
-
 async def refused(ring: Ring, request: runner_service_pb2.GenerateRequest) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async for _ in ring.children[0].runner.Generate(request):

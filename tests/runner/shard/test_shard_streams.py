@@ -71,7 +71,8 @@ class Played:
 
     async def refusal(self, frame: ForwardRequest) -> tuple[grpc.StatusCode, str]:
         """How the stream ends after `frame`."""
-        await self.call.write(frame)
+        with suppress(grpc.aio.AioRpcError):
+            await self.call.write(frame)
         return await self.call.code(), await self.call.details()
 
 
@@ -143,10 +144,9 @@ async def test_a_frame_of_the_wrong_length_ends_the_stream_and_blames_its_sender
 async def test_a_stranger_on_the_stream_disturbs_nobody(tiny: tuple[Path, model_pb2.Model]) -> None:
     async with played(*tiny) as ring:
         stranger = ring.last.runner.Forward()
-        await stranger.write(activation())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stranger.read()
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        with suppress(grpc.aio.AioRpcError):
+            await stranger.write(activation())
+        assert await stranger.code() == grpc.StatusCode.UNAVAILABLE
         await ring.call.write(activation())
         async with asyncio.timeout(10):
             assert (await ring.first.tokens.get()).generation_id == "g1"
