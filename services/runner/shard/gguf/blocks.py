@@ -42,7 +42,7 @@ def part_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 def unpack(kind: Kind, stored: _Bytes, shape: tuple[int, ...]) -> dict[str, Array]:
     """The parts of a tensor of `kind`: weight, and for a quantised one scales and biases.
 
-    Raises OverflowError for a scale so large that its bias is no float16.
+    Raises OverflowError for a scale that is no finite number, or so large that its bias is none in float16.
     """
     if kind in FLOATS:
         return {"weight": stored.view(FLOATS[kind]).reshape(shape)}
@@ -59,6 +59,8 @@ def unpack(kind: Kind, stored: _Bytes, shape: tuple[int, ...]) -> dict[str, Arra
             scales = _halves(blocks, 0)
             # Flipping the sign bit adds 128.
             biases, packed = _scaled(scales, -128), np.ascontiguousarray(blocks[..., 2:] ^ 0x80)
+    if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
+        raise OverflowError
     weight = packed.reshape(*rows, -1).view("<u4")
     return {"weight": weight, "scales": scales, "biases": biases}
 
@@ -68,10 +70,10 @@ def _halves(blocks: _Bytes, begin: int) -> Array:
 
 
 def _scaled(scales: Array, factor: int) -> Array:
-    biases = (scales.astype(np.float32) * factor).astype(np.float32)
-    if np.abs(biases).max(initial=0) > np.finfo(np.float16).max:
-        raise OverflowError
-    return biases.astype("<f2")
+    # What is not finite afterwards is refused by the caller.
+    with np.errstate(over="ignore", invalid="ignore"):
+        biases: Array = (scales.astype(np.float32) * factor).astype("<f2")
+    return biases
 
 
 def _repacked_nibbles(nibbles: _Bytes) -> _Bytes:

@@ -94,7 +94,7 @@ def _parts(file: GgufFile, module: str, info: TensorInfo) -> dict[str, blocks.Ar
         parts = blocks.unpack(info.kind, file.read(info), info.shape)
     except OverflowError as error:
         raise GgufError(
-            f"tensor {info.name} of {file.path.name} has scales beyond float16: download it again"
+            f"tensor {info.name} of {file.path.name} has scales that are no numbers: download it again"
         ) from error
     heads = llama.heads_permuted(file, module)
     return parts if heads is None else {name: blocks.unpermuted(part, heads) for name, part in parts.items()}

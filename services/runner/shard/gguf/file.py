@@ -130,6 +130,8 @@ class _Header:
         if not 0 < dimensions <= DIMENSIONS_MAX:
             raise self._damaged(f"tensor {name} has {dimensions} dimensions")
         shape = tuple(reversed([self._number("<Q") for _ in range(dimensions)]))
+        if 0 in shape:
+            raise self._damaged(f"tensor {name} holds nothing")
         kind_number, begin = self._number("<I"), self._number("<Q")
         try:
             kind = GGMLQuantizationType(kind_number)
