@@ -21,6 +21,7 @@ from typing import Final
 import psutil
 import structlog
 
+from services.runner.oom_kills import oom_kills
 from services.runner.stderr_tail import StderrTail
 from services.runner.vital_signs import Reading
 
@@ -44,6 +45,8 @@ class ShardProcess:
         self._process = process
         self._folder = folder
         self._tail = StderrTail()
+        self._oom_kills_before = oom_kills()
+        self._killed_here = False
         self._reader = asyncio.create_task(self._read_stderr())
         self.exited = asyncio.create_task(process.wait())
         """Done when the process is gone."""
@@ -81,6 +84,15 @@ class ShardProcess:
         """The exit code, the negative of the signal that killed it, or None while it runs."""
         return self._process.returncode
 
+    def end_words(self) -> str:
+        """How it ended, in words, and who is likely to have killed it. Only once it has."""
+        returncode = self._process.returncode
+        assert returncode is not None  # noqa: S101 - asked for too early
+        words = exit_words(returncode)
+        if returncode == -signal.SIGKILL and not self._killed_here and oom_kills() != self._oom_kills_before:
+            words += ": memory ran out, and the kernel killed a process then"
+        return words
+
     def stderr_lines(self) -> list[str]:
         """The last lines it wrote to stderr."""
         return self._tail.lines()
@@ -98,6 +110,7 @@ class ShardProcess:
 
     def kill(self) -> None:
         """Have it and all it started end at once, without waiting."""
+        self._killed_here = True
         self._signal(signal.SIGKILL)
 
     async def end(self, grace_seconds: float) -> None:

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2
 from services import model_folder, rpc
 from services.clock import Clock
 from services.runner import models
-from services.runner.process import ShardProcess, exit_words
+from services.runner.process import ShardProcess
 from services.runner.progress import Progress
 from services.runner.reconcile import Key
 from services.runner.vital_signs import VitalSigns
@@ -298,10 +298,12 @@ class ShardSupervisor:
 
     def _exit(self) -> model_pb2.ShardFailure:
         """How the process ended by its own doing."""
-        returncode = None if self._process is None else self._process.returncode
-        if returncode is None:
+        process = self._process
+        if process is None or process.returncode is None:
             return model_pb2.ShardFailure(message="its process ended")
-        return model_pb2.ShardFailure(message=f"its process ended: {exit_words(returncode)}", exit_code=returncode)
+        return model_pb2.ShardFailure(
+            message=f"its process ended: {process.end_words()}", exit_code=process.returncode
+        )
 
 
 async def _listens(socket: Path) -> bool:

@@ -172,8 +172,7 @@ class Downstream:
             await self._clock.sleep(HEARTBEAT_SECONDS)
 
     async def _listen_for_silence(self) -> None:
-        while self._clock.monotonic() - self._heard_at <= SILENCE_SECONDS_MAX:
-            await self._clock.sleep(HEARTBEAT_SECONDS / 4)
+        await _silence(self._clock, lambda: self._heard_at)
         raise LinkError(_silent(self._assignment, self.rank), self.rank)
 
     def _open_call(self) -> _Call:
@@ -232,8 +231,7 @@ class Upstream:
         await together(self._listen_for_silence(), self._listen_for_end())
 
     async def _listen_for_silence(self) -> None:
-        while self._waiting_since is None or self._clock.monotonic() - self._waiting_since <= SILENCE_SECONDS_MAX:
-            await self._clock.sleep(HEARTBEAT_SECONDS / 4)
+        await _silence(self._clock, lambda: self._waiting_since)
         raise LinkError(_silent(self._assignment, self.rank), self.rank)
 
     async def _listen_for_end(self) -> None:
@@ -332,6 +330,20 @@ def blame(life: Life, assignment: dispatch_service_pb2.Assignment) -> tuple[int,
     if life.failure.HasField("blamed_rank"):
         return life.failure.blamed_rank, life.failure.message
     return assignment.rank, f"{rank_name(assignment, assignment.rank)} failed: {life.failure.message}"
+
+
+async def _silence(clock: Clock, since: Callable[[], float | None]) -> None:
+    """Return once what `since` tells, when not None, has stayed the same for SILENCE_SECONDS_MAX.
+
+    Counted in looks, not by the clock: who was stopped, or did not get a processor, blames nobody for what it
+    did not hear meanwhile.
+    """
+    look_seconds, silent_seconds, seen = HEARTBEAT_SECONDS / 4, 0.0, since()
+    while silent_seconds <= SILENCE_SECONDS_MAX:
+        await clock.sleep(look_seconds)
+        now = since()
+        silent_seconds = silent_seconds + look_seconds if now is not None and now == seen else 0.0
+        seen = now
 
 
 def _silent(assignment: dispatch_service_pb2.Assignment, rank: int) -> str:

@@ -1,0 +1,214 @@
+"""Ranks that are killed, stopped or starved, in every phase: told within the bound, cleaned up, and got over.
+
+Here runs a choice of the combinations; `pytest -m faults` runs them all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from tests.integration.cluster import Cluster, eventually
+from tests.integration.ring import BOUND_SECONDS, LONG_PROMPT, MODEL, Answer, Ring
+
+pytestmark = pytest.mark.model
+
+LAYERS: Final = {"node-1": 15, "node-2": 15}
+NAMES: Final = tuple(LAYERS)
+
+PHASES: Final = ("load", "prefill", "decode", "idle")
+FAULTS: Final = ("killed", "stopped", "runner killed", "runner stopped")
+RANKS: Final = (0, 1)
+
+CHOICE: Final = (
+    ("killed", "decode", 1),
+    ("stopped", "prefill", 1),
+    ("killed", "load", 0),
+    ("runner killed", "decode", 1),
+    ("stopped", "idle", 0),
+)
+OTHERS: Final = tuple(case for case in itertools.product(FAULTS, PHASES, RANKS) if case not in CHOICE)
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory, smollm2_folder: Path) -> Iterator[Ring]:
+    """A master and two nodes with the model over both of them, placed again after each fault."""
+    cluster = Cluster(tmp_path_factory.mktemp("faults"), smollm2_folder.parent)
+    try:
+        cluster.start_master()
+        cluster.ullage("models", "add", MODEL)
+        addresses = {}
+        for name in NAMES:
+            cluster.start_probe(name, "--memory", "1500MiB")
+            addresses[name] = cluster.start_runner(name)
+        cluster.wait_until_known(NAMES)
+        ring = Ring(cluster, addresses)
+        yield ring
+        ring.close()
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def running(ring: Ring) -> Iterator[Ring]:
+    """The model, running, and running again after whatever the test did to it."""
+    if not ring.is_running:
+        ring.place_and_run(LAYERS)
+    yield ring
+    ring.place_and_run(LAYERS)
+    ring.answers()
+
+
+def reach(ring: Ring, phase: str, rank: int) -> Answer | None:
+    """Have the rank be in this phase; the request under way, if there is one."""
+    match phase:
+        case "load":
+            ring.release()
+            ring.place(LAYERS)
+            ring.until_loading(rank)
+            return None
+        case "prefill":
+            answer = ring.ask(LONG_PROMPT, 4)
+            time.sleep(0.7)
+            assert not answer.token_ids, "the prompt was taken too fast"
+            return answer
+        case "decode":
+            answer = ring.ask(tokens=400)
+            answer.has_tokens(3)
+            return answer
+        case _:
+            return None
+
+
+def strike(ring: Ring, fault: str, rank: int) -> tuple[float, Callable[[], None]]:
+    """Do it to the rank: when, and what makes its node whole again."""
+    name = ring.name_of(rank)
+    label = f"{name}-runner"
+    runner = ring.cluster.processes[label]
+    match fault:
+        case "killed":
+            process = ring.shard(rank)
+            now = time.monotonic()
+            process.kill()
+            return now, lambda: None
+        case "stopped":
+            process = ring.shard(rank)
+            now = time.monotonic()
+            process.suspend()
+            return now, lambda: resume(process)
+        case "runner killed":
+            now = time.monotonic()
+            ring.cluster.kill(label)
+            return now, lambda: start_again(ring, name)
+        case _:
+            now = time.monotonic()
+            runner.send_signal(signal.SIGSTOP)
+            return now, lambda: runner.send_signal(signal.SIGCONT)
+
+
+def resume(process: psutil.Process) -> None:
+    """SIGCONT, to one that should be gone by now."""
+    assert not process.is_running(), "a stopped process was left"
+
+
+def start_again(ring: Ring, name: str) -> None:
+    ring.addresses[name] = ring.cluster.start_runner(name)
+
+
+def hold(ring: Ring, fault: str, phase: str, rank: int) -> None:
+    answer = reach(ring, phase, rank)
+    since, mend = strike(ring, fault, rank)
+    try:
+        failure = ring.failed(since)
+        assert_named(ring, failure, rank)
+        if answer is not None and not (fault == "runner stopped" and rank == 0):
+            # Who talks to a stopped runner itself hears nothing: nobody is there to tell it.
+            answer.wait(BOUND_SECONDS)
+            assert answer.ended_at - since <= BOUND_SECONDS
+            assert answer.error is not None
+            assert f"rank {rank}" in answer.details or fault == "runner killed"
+    finally:
+        mend()
+    ring.everything_is_gone()
+
+
+def assert_named(ring: Ring, failure: str, rank: int) -> None:
+    """Which rank it was, on which node, and in which phase whoever says so was."""
+    assert f"rank {rank}" in failure
+    assert ring.name_of(rank) in failure or ring.node_id(ring.name_of(rank)) in failure
+    assert any(f"while {phase}: " in failure for phase in ("STARTING", "CONNECTING", "LOADING", "RUNNING"))
+
+
+@pytest.mark.parametrize(("fault", "phase", "rank"), CHOICE)
+def test_a_rank_lost_is_told_within_five_seconds_and_got_over(running: Ring, fault: str, phase: str, rank: int) -> None:
+    hold(running, fault, phase, rank)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("fault", "phase", "rank"), OTHERS)
+def test_a_rank_lost_in_any_way_and_phase_is_told_within_five_seconds_and_got_over(
+    running: Ring, fault: str, phase: str, rank: int
+) -> None:
+    hold(running, fault, phase, rank)
+
+
+def test_a_shard_stopped_for_two_seconds_is_left_in_peace(ring: Ring) -> None:
+    if not ring.is_running:
+        ring.place_and_run(LAYERS)
+    answer = ring.ask(tokens=200)
+    answer.has_tokens(3)
+    process = ring.shard(1)
+    process.suspend()
+    time.sleep(2.0)
+    process.resume()
+    answer.wait()
+
+    assert answer.error is None
+    assert len(answer.token_ids) == 200
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Any]:
+    """A memory cgroup made for the test, as a function that puts a process into it and limits it."""
+    group = Path("/sys/fs/cgroup/memory", f"ullage-test-{time.monotonic_ns()}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("memory cgroups (v1) cannot be made here")
+
+    def confine(process: psutil.Process, limit_bytes: int) -> None:
+        (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        (group / "cgroup.procs").write_text(str(process.pid))
+
+    yield confine
+    eventually("the cgroup is empty", lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+@pytest.mark.parametrize("phase", ["load", "prefill"])
+def test_a_shard_out_of_memory_is_told_as_that_and_got_over(running: Ring, memory_group: Any, phase: str) -> None:
+    if phase == "load":
+        running.release()
+        running.place(LAYERS)
+        # What it holds so far is not charged: there is room for the start, and none for the weights.
+        memory_group(running.shard(1), 150 << 20)
+        failure = running.failed(time.monotonic() + BOUND_SECONDS)
+    else:
+        memory_group(running.shard(1), 4 << 20)
+        answer = running.ask(LONG_PROMPT, 4)
+        failure = running.failed(time.monotonic())
+        answer.wait(BOUND_SECONDS)
+        assert "rank 1" in answer.details
+
+    assert failure.startswith(f"rank 1 on {running.name_of(1)} failed while ")
+    assert failure.endswith(
+        "its process ended: killed by SIGKILL: memory ran out, and the kernel killed a process then"
+    )
+    running.everything_is_gone()
