@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from services.cli.output import errors_console
 
@@ -33,6 +34,13 @@ class Silent:
         pass
 
 
+class _SizeColumn(DownloadColumn):
+    """Bytes done and in all, for steps that count bytes."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.fields["sized"] else Text()
+
+
 class _Bars:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -42,7 +50,7 @@ class _Bars:
     def begin(self, what: str, total_bytes: int | None = None) -> None:
         self._finish()
         self._total_bytes = total_bytes
-        self._task = self._progress.add_task(what, total=total_bytes)
+        self._task = self._progress.add_task(what, total=total_bytes, sized=total_bytes is not None)
 
     def at(self, done_bytes: int) -> None:
         if self._task is not None:
@@ -61,6 +69,6 @@ def shown() -> Iterator[Steps]:
     if not console.is_terminal:
         yield Silent()
         return
-    columns = (TextColumn("{task.description:<12}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description:<12}"), BarColumn(), _SizeColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield _Bars(progress)
