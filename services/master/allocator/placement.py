@@ -8,6 +8,7 @@ from google.protobuf import duration_pb2
 
 from services.master.allocator.budget import Budget
 from services.master.allocator.demand import UINT64_MAX
+from services.master.allocator.naming import listed
 from services.master.allocator.request import Request
 from services.master.allocator.search import Solution
 from services.master.allocator.wording import counted, size
@@ -86,9 +87,9 @@ def _explanation(request: Request, chosen: Solution, nodes: Sequence[Budget]) ->
     """Why these nodes, in one sentence."""
     names = {budget.node_id: budget.name for budget in nodes}
     used = [names[candidate.node_id] for candidate in chosen.order]
-    where = f"{counted(request.layers, 'layer')} on {_listed(used)}"
+    where = f"{counted(request.layers, 'layer')} on {listed(used)}"
     pressed = [budget.name for budget in nodes if _pressed(budget) and budget.name in used]
-    weighed = f"; {_listed(pressed)} under WARNING counts 0.6" if pressed and len(used) > 1 else ""
+    weighed = f"; {listed(pressed)} under WARNING counts 0.6" if pressed and len(used) > 1 else ""
     return f"{where} because {_because(request, chosen, len(used))}{weighed}."
 
 
@@ -115,8 +116,3 @@ def _because_fewest(request: Request, used: int) -> str:
         return "that many nodes were asked for; shares follow weighted memory"
     fewer = "no single node" if used == 2 else f"no {used - 1} of the nodes"
     return f"{fewer} can hold the model; shares follow weighted memory"
-
-
-def _listed(names: Sequence[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last

@@ -16,6 +16,7 @@ from typing import Final
 from services.master.allocator.budget import Budget, View
 from services.master.allocator.case import Case
 from services.master.allocator.demand import BOUNDLESS_BYTES, UINT64_MAX, Load, least_bytes
+from services.master.allocator.naming import listed
 from services.master.allocator.wording import counted, exclusion, node_line, size
 from services.master.state import ShardRecord
 from ullage.v1 import model_pb2
@@ -24,6 +25,9 @@ NODES_ADVISED_MAX: Final = 2
 """For how many nodes it is worked out how many bytes more would do."""
 
 INSTANCES_ADVISED_MAX: Final = 3
+
+LEFT_OUT_ADVISED_MAX: Final = 8
+"""For how many of the nodes left out it is said what would bring them in."""
 
 SEARCHED_NODES_MAX: Final = 64
 """Up to how many nodes a smaller request is searched for: each step of the search decides once more over them all."""
@@ -205,7 +209,7 @@ def _holders(case: Case) -> str:
         overridden = case.state.nodes[budget.node_id].overridden
         return shard.held_bytes if overridden else shard.unsettled_bytes
 
-    return ", ".join(f"{instance_id} ({size(held)})" for instance_id, held in sorted(_held(case, promised).items()))
+    return listed([f"{instance_id} ({size(held)})" for instance_id, held in sorted(_held(case, promised).items())])
 
 
 def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int) -> Iterator[model_pb2.Remedy]:
@@ -286,10 +290,10 @@ def _any_unknown(case: Case) -> bool:
 
 
 def _left_out(case: Case) -> Iterator[model_pb2.Remedy]:
-    for budget in case.nodes:
-        text = _LEFT_OUT_REMEDIES.get(budget.left_out or model_pb2.EXCLUSION_UNSPECIFIED)
-        if text is not None:
-            yield model_pb2.Remedy(text=text.format(name=budget.name), node_id=budget.node_id)
+    mendable = [budget for budget in case.nodes if budget.left_out in _LEFT_OUT_REMEDIES]
+    for budget in mendable[:LEFT_OUT_ADVISED_MAX]:
+        text = _LEFT_OUT_REMEDIES[budget.left_out or model_pb2.EXCLUSION_UNSPECIFIED]
+        yield model_pb2.Remedy(text=text.format(name=budget.name), node_id=budget.node_id)
 
 
 def _forcible(case: Case) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.master.allocator.demand import Load
+from services.master.allocator.naming import listed
 from services.master.state import State
 from ullage.v1 import model_pb2
 
@@ -156,7 +157,7 @@ def _tensor(spec: model_pb2.PlacementSpec) -> Iterator[str]:
 
 def _unknown_nodes(state: State, spec: model_pb2.PlacementSpec) -> Iterator[str]:
     named = [*spec.require_node_ids, *spec.exclude_node_ids, *(each.node_id for each in spec.fixed_layers)]
-    known = ", ".join(sorted(state.nodes)) or "none"
+    known = listed(sorted(state.nodes)) or "none"
     for node_id in named:
         if node_id not in state.nodes:
             yield f"no node is called {node_id!r}; known are: {known}"

@@ -22,6 +22,7 @@ from services.master.allocator import place
 from services.master.cluster import Cluster
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
+from services.master.servicers.refusal_excerpt import excerpt
 from services.master.state import InstanceRecord, State
 from ullage.v1 import event_pb2, model_pb2, placement_service_pb2, placement_service_pb2_grpc
 
@@ -118,7 +119,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         """The instance as it would be placed now; nothing is recorded."""
         outcome = self._decide(spec, self._cluster.silent_node_ids())
         if isinstance(outcome, model_pb2.Refusal):
-            raise errors.Refused(outcome)
+            raise errors.Refused(excerpt(outcome))
         return model_pb2.Instance(spec=spec, placement=outcome, model=self._cluster.state.models[spec.model_id])
 
     async def _placed(self, spec: model_pb2.PlacementSpec) -> model_pb2.Instance:
@@ -131,7 +132,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             if isinstance(outcome, model_pb2.Refusal):
                 await self._cluster.append(_refused(spec, outcome, silent))
                 log.info("placement refused", model=spec.model_id, reason=_reason(outcome))
-                raise errors.Refused(outcome)
+                raise errors.Refused(excerpt(outcome))
             instance_id = _new_instance_id(spec.model_id)
             await self._cluster.append(*self._replaced(spec, instance_id), _placed(instance_id, spec, outcome, silent))
             log.info("placed", instance=instance_id, model=spec.model_id, nodes=len(outcome.shards), forced=spec.force)
