@@ -8,7 +8,7 @@ import typer
 
 from services.cli import connection, tables
 from services.cli.connection import CALL_SECONDS_MAX, Master
-from services.cli.output import JsonOption, console, print_json
+from services.cli.output import JsonOption, bytes_text, console, print_json
 from ullage.v1 import event_service_pb2, model_pb2, state_pb2
 
 ON_THE_WAY: Final = frozenset(
@@ -51,6 +51,11 @@ def show(state: state_pb2.ClusterState, *, everything: bool) -> None:
     for instance in shown:
         if instance.failure:
             out.print(f"\n{instance.instance_id}: {instance.failure}", style="red", markup=False, soft_wrap=True)
+        for shard in instance.shards:
+            if shard.HasField("over_grant_bytes"):
+                more = f"rank {shard.rank} holds {bytes_text(shard.over_grant_bytes)} more than it was promised"
+                advice = "new requests wait until it does not"
+                out.print(f"\n{instance.instance_id}: {more}; {advice}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _say_since_when(master: Master, state: state_pb2.ClusterState, instance: model_pb2.Instance) -> None:

@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import grpc
+
+from services.cli.output import message_json
+from ullage.v1 import event_service_pb2, event_service_pb2_grpc
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 ULLAGE: Final = (sys.executable, "-m", "services.cli")
 RECORDED: Final = ROOT / "tests" / "recorded" / "proc"
@@ -138,7 +143,21 @@ class Cluster:
         return error
 
     def state(self) -> Any:
-        return self.ask("state")
+        """GetState's answer now, as JSON; asked directly, since tests poll it."""
+        with grpc.insecure_channel(self.address) as channel:
+            events = event_service_pb2_grpc.EventServiceStub(channel)
+            answer = events.GetState(event_service_pb2.GetStateRequest(), timeout=30, wait_for_ready=True)
+        return json.loads(message_json(answer))
+
+    def runs(self, instance_id: str) -> bool:
+        instances = {one["instance_id"]: one["state"] for one in self.state()["state"]["instances"]}
+        return bool(instances[instance_id] == "INSTANCE_STATE_RUNNING")
+
+    def runner_of(self, node_id: str) -> str:
+        """Where a node's runner listens."""
+        nodes = self.state()["state"]["nodes"]
+        found: str = next(one["runner"]["address"] for one in nodes if one["identity"]["node_id"] == node_id)
+        return found
 
     def node_id(self, name: str) -> str:
         nodes = self.state()["state"]["nodes"]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import ROOT, Cluster, eventually
 from tests.integration.conftest import MODEL
 
 pytestmark = pytest.mark.model
@@ -63,6 +66,27 @@ def test_grpcurl_places_reads_the_state_and_follows_events(released: Cluster) ->
     )
     assert f'"instance_id": "{placed["instance_id"]}"' in done.stdout
     assert "DeadlineExceeded" in done.stderr
+
+
+def test_every_command_of_the_grpcurl_readme_works(released: Cluster) -> None:
+    readme = (ROOT / "examples" / "grpcurl" / "README.md").read_text()
+    commands = re.findall(r"^\$ (grpcurl .*)$", readme, flags=re.MULTILINE)
+    assert len(commands) == 12
+    for command in commands[:-1]:
+        said = written(command.replace("$ULLAGE_MASTER", released.address))
+        assert said.returncode == 0 or ("-max-time" in command and "DeadlineExceeded" in said.stderr), command
+
+    [instance] = [one for one in released.state()["state"]["instances"] if one["spec"].get("request_id") == "readme-1"]
+    eventually("the instance runs", lambda: released.runs(instance["instance_id"]), seconds=60)
+    runner = released.runner_of(instance["placement"]["shards"][0]["node_id"])
+    said = written(commands[-1].replace("INSTANCE", instance["instance_id"]).replace("RUNNER", runner))
+    assert '"summary"' in said.stdout
+
+
+def written(command: str) -> subprocess.CompletedProcess[str]:
+    """A command as it is written in a README."""
+    [_, *arguments] = shlex.split(command)
+    return subprocess.run([GRPCURL, *arguments], capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_grpcurl_shows_a_refusal_with_its_proof(released: Cluster) -> None:
@@ -135,3 +159,18 @@ def test_a_node_js_client_places_reads_follows_and_generates(released: Cluster, 
 
     assert len(client("generate", MODEL, "Name a colour.").strip()) > 0
     assert json.loads(client("release", placed["instance_id"]))["instance_id"] == placed["instance_id"]
+
+
+def test_the_python_client_places_and_asks(released: Cluster) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "python" / "client.py"), MODEL, "Name a colour."],
+        env={**os.environ, "ULLAGE_MASTER": released.address},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    nodes, answer = done.stdout.splitlines()[:3], done.stdout.splitlines()[3:]
+    assert sorted(line.split(":")[0] for line in nodes) == ["node-1", "node-2", "node-3"]
+    assert "".join(answer).strip()
