@@ -380,7 +380,10 @@ def test_a_remedy_names_the_context_and_the_sequences_that_would_fit() -> None:
 def test_a_remedy_says_that_more_nodes_would_do() -> None:
     state = state_of([Node("a", 10), Node("b", 10)], model([3] * 6))
 
-    assert "Allow more than 1 node" in [remedy.text for remedy in refusal(state, max_nodes=1).remedies]
+    answer = refusal(state, max_nodes=1)
+
+    assert "needs 18 bytes and the roomiest 1 of 2 nodes can give 10 bytes: 8 bytes short" in answer.message
+    assert "Allow more than 1 node" in [remedy.text for remedy in answer.remedies]
 
 
 def test_a_model_that_all_the_memory_of_the_nodes_could_not_hold_is_not_worth_trying_again() -> None:

@@ -137,6 +137,8 @@ def _headline(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
     if load.concurrent_sequences > 1:
         asked += f" for {load.concurrent_sequences} sequences"
     weighed = counted(len(case.weighed), "node")
+    if request.nodes_max is not None and request.nodes_max < len(case.weighed):
+        weighed = f"the roomiest {request.nodes_max} of {weighed}"
     match reason:
         case model_pb2.REFUSAL_REASON_NO_NODES:
             return "No node has been heard of: start `ullage node` on a machine, then see `ullage status`."
