@@ -1,7 +1,7 @@
 """What a node can give, under three estimators that trust it less and less.
 
 With A the available memory and T the total of a Reading (MemAvailable and MemTotal, or the room and the limit
-of the tightest cgroup where those are less), and W and K the bounds of `pressure`:
+of the tightest cgroup where those are less), and W and K the bounds of `room` on the whole of T:
 
     ceiling  = A           all the kernel says can be had without swapping
     balanced = A - K       what leaves the node short of CRITICAL: nothing has to be swapped
@@ -9,7 +9,8 @@ of the tightest cgroup where those are less), and W and K the bounds of `pressur
 
 MemAvailable is free memory, less the kernel's own reserve, plus the file cache and the slabs that go when
 asked, half of both kept back where they are small (mm/show_mem.c, si_mem_available). Linux compresses nothing
-unless told to, so "bounded compression" is none here.
+unless told to, so "bounded compression" is none here. On Windows A is the physical memory available, or what
+may still be committed where that is less. macOS has no such figure; `darwin.estimator` has its formulas.
 
 Rules this module lives by:
 - strict <= balanced <= ceiling <= T, always.
@@ -23,8 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from services.probe.pressure import critical_bound_bytes, warning_bound_bytes
+from services.probe.darwin import estimator as darwin
 from services.probe.reading import Reading
+from services.probe.room import critical_bound_bytes, warning_bound_bytes
 from ullage.v1 import node_pb2
 
 Flag: TypeAlias = node_pb2.MemoryFlag.ValueType
@@ -63,6 +65,9 @@ def estimate(reading: Reading, level: node_pb2.PressureLevel.ValueType, override
         return Estimate(0, 0, 0, (*flags, node_pb2.MEMORY_FLAG_CRITICAL_ZEROED))
     if given is not None:
         return Estimate(given, given, given, flags)
+    if reading.darwin is not None:
+        strict, balanced, ceiling, coarse = darwin.figures(reading, reading.darwin, level)
+        return Estimate(strict, balanced, ceiling, (node_pb2.MEMORY_FLAG_ESTIMATED,) if coarse else ())
     total, available = reading.total_bytes, reading.available_bytes
     if not total or available is None:
         return Estimate(None, None, None)

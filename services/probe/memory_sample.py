@@ -6,24 +6,39 @@ limit and what is used of it stand beside them. Whoever subtracts one from the o
 
 from __future__ import annotations
 
+from typing import Final
+
 from services.probe.estimator import Estimate
 from services.probe.pressure import Verdict
-from services.probe.reading import Reading
+from services.probe.reading import Pages, Reading, bounded
 from ullage.v1 import node_pb2
+
+_NO_PAGES: Final = Pages()
 
 
 def memory_sample(reading: Reading, verdict: Verdict, estimate: Estimate, taken_at_ns: int) -> node_pb2.MemorySample:
     """All that is known of the memory at `taken_at_ns`, nanoseconds since 1970."""
+    pages = reading.darwin.pages if reading.darwin is not None else _NO_PAGES
     sample = node_pb2.MemorySample(
         ram_total_bytes=reading.total_bytes,
         ram_available_bytes=reading.available_bytes,
         swap_total_bytes=reading.swap_total_bytes,
         swap_available_bytes=reading.swap_available_bytes,
-        ram_free_bytes=reading.ram_free_bytes,
+        # The machine may have more free than the limit lets this node have.
+        ram_free_bytes=bounded(reading.ram_free_bytes, reading.cgroup_limit_bytes),
         wired_bytes=reading.wired_bytes,
+        compressed_bytes=pages.compressor_bytes,
+        purgeable_bytes=pages.purgeable_bytes,
         file_backed_bytes=reading.file_backed_bytes,
         cgroup_limit_bytes=reading.cgroup_limit_bytes,
         cgroup_used_bytes=reading.cgroup_used_bytes,
+        own_bytes=reading.own_bytes,
+        arc_bytes=reading.arc_bytes,
+        huge_pages_bytes=reading.huge_pages_bytes,
+        commit_limit_bytes=reading.commit_limit_bytes,
+        commit_available_bytes=reading.commit_available_bytes,
+        anonymous_bytes=pages.anonymous_bytes,
+        device_limit_bytes=reading.device_limit_bytes,
         stall_some_pct=verdict.stalls.some_pct,
         stall_full_pct=verdict.stalls.full_pct,
         strict_available_bytes=estimate.strict_bytes,
@@ -44,13 +59,15 @@ def memory_sample(reading: Reading, verdict: Verdict, estimate: Estimate, taken_
 
 def _reading_flags(reading: Reading) -> list[node_pb2.MemoryFlag.ValueType]:
     flags = []
-    if reading.host_stall is None and reading.cgroup_stall is None:
+    if reading.host_stall is None and reading.cgroup_stall is None and reading.darwin is None:
         flags.append(node_pb2.MEMORY_FLAG_PSI_MISSING)
     if reading.clamped:
         flags.append(node_pb2.MEMORY_FLAG_CLAMPED)
     if reading.cgroup_limit_bytes is not None:
         flags.append(node_pb2.MEMORY_FLAG_CGROUP_LIMITED)
-    if reading.source == node_pb2.MEMORY_SOURCE_PSUTIL:
-        # Its available figure means something else on every system.
+    if reading.device_limit_assumed:
+        flags.append(node_pb2.MEMORY_FLAG_DEVICE_LIMIT_ASSUMED)
+    # What psutil calls available means something else on every system.
+    if reading.coarse or reading.source == node_pb2.MEMORY_SOURCE_PSUTIL:
         flags.append(node_pb2.MEMORY_FLAG_ESTIMATED)
     return flags

@@ -144,6 +144,11 @@ def test_a_sample_inside_a_limit_shows_the_limit_as_its_total() -> None:
     assert node_pb2.MEMORY_FLAG_CGROUP_LIMITED in sample.flags
 
 
+def test_no_more_is_free_inside_a_limit_than_the_limit() -> None:
+    sample = sampled(reading(cgroup_limit_bytes=4 * GIB, cgroup_available_bytes=3 * GIB, ram_free_bytes=14 * GIB))
+    assert sample.ram_free_bytes == 4 * GIB
+
+
 def test_a_sample_says_when_a_figure_was_clamped_or_is_coarse() -> None:
     assert node_pb2.MEMORY_FLAG_CLAMPED in sampled(reading(clamped=True)).flags
     assert node_pb2.MEMORY_FLAG_ESTIMATED in sampled(reading(source=node_pb2.MEMORY_SOURCE_PSUTIL)).flags

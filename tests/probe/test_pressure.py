@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.probe.pressure import Verdict, judge
-from services.probe.reading import Reading, Stall
+from services.probe.reading import Darwin, Pages, Reading, Stall
 from ullage.v1 import node_pb2
 
 GIB = 1 << 30
@@ -278,6 +278,17 @@ readings = st.builds(
     cgroup_stall=stalls,
     oom_events=amounts,
     limit_events=amounts,
+    arc_bytes=amounts,
+    own_bytes=amounts,
+    commit_limit_bytes=amounts,
+    commit_available_bytes=amounts,
+    darwin=st.none()
+    | st.builds(
+        Darwin,
+        st.none() | st.sampled_from([NORMAL, WARNING, CRITICAL, UNKNOWN]),
+        st.builds(Pages, **dict.fromkeys(Pages._fields, amounts)),
+        amounts,
+    ),
 )
 
 

@@ -1,0 +1,120 @@
+"""The signs of macOS: the kernel's own level, and the swap it says nothing of.
+
+Rules this module lives by:
+- The kernel's level is a share of compressed memory: WARNING where the compressor holds more than half of all
+  that is not wired, CRITICAL above 0.657 of it (xnu, doc/vm/memorystatus_notify.md). It has its own hysteresis,
+  and stays NORMAL while the machine swaps: so the swap is judged here, and the worse of both counts.
+- Free memory is no sign. macOS keeps next to none free, and is well.
+- A level of the kernel that is none of 1, 2 and 4 makes the level UNKNOWN. Where it cannot be asked, its rule is
+  applied to its page counts.
+- Swap files are made when they are needed, so what is used of them is held against the RAM and not against them.
+
+The bounds on swap were not measured on a Mac; they err on the side of a WARNING.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from services.probe.flows import Flows, rise_bytes
+from services.probe.reading import Darwin, Pages, Reading
+from services.probe.signs import CRITICAL, NORMAL, UNKNOWN, WARNING, Level, Reason, gib
+
+SWAP_WARNING_PCT: Final = 25
+"""Swap used, of the RAM."""
+
+SWAPPING_SECONDS: Final = 2.0
+SWAPPING_WARNING_BYTES: Final = 1 << 20
+"""Written to swap within SWAPPING_SECONDS."""
+
+THRASHING_SECONDS: Final = 5.0
+THRASHING_CRITICAL_BYTES: Final = 5 * (64 << 20)
+"""Written to swap within THRASHING_SECONDS: 64 MiB a second."""
+
+COMPRESSING_SECONDS: Final = 10.0
+COMPRESSING_WARNING_PCT: Final = 5
+"""By how much the compressor grew within COMPRESSING_SECONDS, of the RAM."""
+
+_LEVELS: Final = frozenset({NORMAL, WARNING, CRITICAL})
+
+
+def kernel_rule(pages: Pages) -> Level | None:
+    """The level the kernel reaches from NORMAL with these pages, None where a count is missing.
+
+    With U all that is neither wired nor the compressor's and N all that is not wired: WARNING where U < N/2,
+    CRITICAL where U < 1.2 N 10/35 (xnu, vm_pageout.c and vm_compressor.c).
+    """
+    uncompressed, unwired = pages.uncompressed_bytes, pages.unwired_bytes
+    if uncompressed is None or not unwired:
+        return None
+    if uncompressed * 35 < unwired * 12:
+        return CRITICAL
+    return WARNING if uncompressed * 2 < unwired else NORMAL
+
+
+class DarwinSigns:
+    """The signs of one reading of macOS."""
+
+    stalling: Level = NORMAL
+
+    def __init__(self, reasons: list[Reason], compressor_share: float) -> None:
+        self.reasons = reasons
+        self._compressor_share = compressor_share
+
+    @classmethod
+    def of(cls, reading: Reading, darwin: Darwin, flows: Flows, now_s: float) -> DarwinSigns | Reason:
+        """The signs of what `darwin` says in `reading`, or the reason why there are none."""
+        pages, kernel = darwin.pages, darwin.kernel_level
+        if kernel is not None and kernel not in _LEVELS:
+            return Reason(UNKNOWN, "kernel_level", "the kernel's pressure level is none of 1, 2 and 4")
+        level, of_whom = (kernel, "the kernel says so") if kernel else (kernel_rule(pages), "by the kernel's own rule")
+        if level is None:
+            return Reason(UNKNOWN, "kernel_level", "neither the kernel's level nor its page counts can be read")
+        reasons = [] if level == NORMAL else [Reason(level, "kernel_level", of_whom)]
+        total = reading.ram_total_bytes
+        if total:
+            reasons.extend(_swap_reasons(reading, total))
+            reasons.extend(_flow_reasons(pages, flows, total, now_s))
+        unwired = pages.unwired_bytes
+        return cls(reasons, (pages.compressor_bytes or 0) / unwired if unwired else 0.0)
+
+    def pressure_pct(self) -> float:
+        """By the compressor's share of all that is not wired: 50 at 1/2, 80 at 23/35, as the kernel's levels."""
+        share, warning, critical = self._compressor_share, 1 / 2, 23 / 35
+        if share <= warning:
+            return 100.0 * share
+        if share <= critical:
+            return 50.0 + 30.0 * (share - warning) / (critical - warning)
+        return min(100.0, 80.0 + 20.0 * (share - critical) / (1 - critical))
+
+    def is_calm(self, level: Level) -> bool:
+        """Always: the kernel's level has bounds of its own for leaving it."""
+        return True
+
+    def calm_words(self, level: Level) -> str:
+        return "nothing has said so any more"
+
+
+def _swap_reasons(reading: Reading, total_bytes: int) -> list[Reason]:
+    if reading.swap_total_bytes is None or reading.swap_available_bytes is None:
+        return []
+    used = reading.swap_total_bytes - reading.swap_available_bytes
+    if used * 100 <= total_bytes * SWAP_WARNING_PCT:
+        return []
+    return [Reason(WARNING, "swap", f"{gib(used)} of swap used, more than {SWAP_WARNING_PCT} % of the memory")]
+
+
+def _flow_reasons(pages: Pages, flows: Flows, total_bytes: int, now_s: float) -> list[Reason]:
+    reasons = []
+    swapped, compressor = pages.swapped_out_bytes, pages.compressor_bytes
+    lately = rise_bytes(flows.swapped_out, SWAPPING_SECONDS, swapped, now_s)
+    longer = rise_bytes(flows.swapped_out, THRASHING_SECONDS, swapped, now_s)
+    grown = rise_bytes(flows.compressor, COMPRESSING_SECONDS, compressor, now_s)
+    if longer is not None and longer > THRASHING_CRITICAL_BYTES:
+        reasons.append(Reason(CRITICAL, "swapping", f"{gib(longer)} written to swap in {THRASHING_SECONDS:.0f} s"))
+    elif lately is not None and lately > SWAPPING_WARNING_BYTES:
+        reasons.append(Reason(WARNING, "swapping", f"{gib(lately)} written to swap in {SWAPPING_SECONDS:.0f} s"))
+    if grown is not None and grown * 100 > total_bytes * COMPRESSING_WARNING_PCT:
+        detail = f"the compressor grew by {gib(grown)} in {COMPRESSING_SECONDS:.0f} s"
+        reasons.append(Reason(WARNING, "compressing", detail))
+    return reasons
