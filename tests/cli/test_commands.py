@@ -42,6 +42,13 @@ def test_status_tells_slow_from_stuck_by_the_masters_clock(ullage: Ullage, maste
     assert list(master.listings[0].filter.instance_ids) == ["i-123"]
 
 
+def test_status_warns_of_a_shard_that_holds_more_than_it_was_promised(ullage: Ullage, master: CannedMaster) -> None:
+    master.state.instances.append(RUNNING)
+    master.state.instances[0].shards[1].over_grant_bytes = 80 * 2**20
+    said = ullage("status")
+    assert "i-123: rank 1 holds 80.0 MiB more than it was promised; new requests wait until it does not" in said.out
+
+
 def test_json_is_the_answer_alone(ullage: Ullage) -> None:
     said = ullage("status", "--json")
     assert json.loads(said.out)["state"]["nodes"][0]["promised_bytes"] == "0"
@@ -228,5 +235,5 @@ def test_a_node_that_never_announced_itself_is_shown_by_the_beginning_of_its_id(
 ) -> None:
     master.state.nodes.append(state_pb2.NodeView())
     master.state.nodes[-1].identity.node_id = "0123456789abcdef"
-    row = ullage("status").out.splitlines()[3].split()
+    row = ullage("status").out.splitlines()[1].split()
     assert row == ["01234567", "unknown", "UNKNOWN", "unknown", "0", "B", "0", "B", "none"]
