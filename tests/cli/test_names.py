@@ -14,7 +14,8 @@ def test_a_node_goes_by_its_id_its_name_or_the_beginning_of_its_id(typed: str) -
 
 
 def test_an_unknown_node_is_not_found_and_the_known_ones_are_named() -> None:
-    with pytest.raises(CommandError, match=r"no node is called 'x': there is cccc-3 \(cccc-3\), node-1 \(aaaa-1\), node-2") as caught:
+    known = r"no node is called 'x': there is cccc-3 \(cccc-3\), node-1 \(aaaa-1\), node-2 \(aabb-2\)"
+    with pytest.raises(CommandError, match=known) as caught:
         find_node_id(STATE, "x")
     assert caught.value.exit_code is ExitCode.NOT_FOUND
 
