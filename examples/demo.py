@@ -28,7 +28,7 @@ CONTEXT_TOKENS: Final = "1024"
 NODE_MEMORY: Final = "380MiB"
 """Less than the model with its cache and a shard's process take on one node or on two, and enough on three."""
 
-PROMPT: Final = "Why do wooden casks lose a little of what is stored in them?"
+PROMPT: Final = "Write two sentences about the sea."
 TOLD_KINDS: Final = (
     "model_registered",
     "instance_placed",

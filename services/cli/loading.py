@@ -65,9 +65,10 @@ def _bars(bars: Progress, labels: list[str]) -> Show:
 
     def show(instance: model_pb2.Instance) -> None:
         for task, status in zip(tasks, instance.shards, strict=False):
-            total = status.total_bytes if status.HasField("total_bytes") else None
             bars.update(task, phase=tables.phase_name(status.phase))
-            if total is not None:
-                bars.update(task, completed=status.done_bytes, total=total)
+            if status.HasField("total_bytes"):
+                bars.update(task, completed=status.done_bytes, total=status.total_bytes)
+            elif status.phase == model_pb2.SHARD_PHASE_RUNNING:
+                bars.update(task, completed=bars.tasks[task].total)
 
     return show

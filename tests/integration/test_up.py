@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.cluster import ROOT, ULLAGE, eventually, ullage
+from tests.integration.cluster import ROOT, ULLAGE, Cluster, eventually, ullage
 
 
 class Up:
@@ -105,3 +105,20 @@ def test_the_same_data_has_the_same_nodes_again(tmp_path: Path) -> None:
         running.process.terminate()
         assert running.end() == (0, "")
     assert ids[0] == ids[1]
+
+
+def test_a_node_joins_a_master_with_its_probe_and_its_runner_as_one_command(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, tmp_path / "models")
+    try:
+        cluster.start_master()
+        options = ["--master", cluster.address, "--name", "solo", "--state-dir", str(tmp_path / "solo")]
+        ports = ["--listen", "127.0.0.1:0", "--probe-listen", "127.0.0.1:0"]
+        command = [*ULLAGE, "node", *options, *ports]
+        node = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert node.stdout is not None
+        assert node.stdout.readline().endswith(f"master at {cluster.address}; Ctrl-C stops them\n")
+        cluster.wait_until_known(["solo"])
+        node.terminate()
+        assert (node.communicate(timeout=20)[1], node.returncode) == ("", 0)
+    finally:
+        cluster.stop()
