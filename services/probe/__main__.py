@@ -13,7 +13,7 @@ from services.clock import SystemClock
 from services.probe import once, process
 from services.probe.failures import Failures
 from services.probe.identity import IdentityError
-from services.probe.sampler import MACHINE_ROOT, choose
+from services.probe.machine import MACHINE_ROOT, find
 from services.probe.settings import Settings, SettingsError, default_state_dir, override
 from services.rpc import AddressError
 
@@ -55,7 +55,9 @@ def probe(
     try:
         given = override(memory, override_memory)
         if only_once:
-            sample = once.read_once(choose(root, Failures()), given, SystemClock())
+            clock = SystemClock()
+            machine = find(root, state_dir or default_state_dir(), clock, Failures())
+            sample = once.read_once(machine, given, clock)
             typer.echo(once.as_json(sample) if json else once.as_text(sample))
             return
         settings = Settings(

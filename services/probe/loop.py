@@ -9,10 +9,10 @@ import structlog
 from services.clock import Clock
 from services.probe.estimator import Override, estimate
 from services.probe.latest import Latest
+from services.probe.machine import Machine
 from services.probe.memory_sample import memory_sample
 from services.probe.pressure import Verdict, judge
 from services.probe.reporter import Reporter
-from services.probe.sampler import Sampler
 from services.probe.system import SystemSampler
 from ullage.v1 import event_pb2, node_pb2
 
@@ -29,7 +29,7 @@ class Loop:
     def __init__(
         self,
         *,
-        sampler: Sampler,
+        machine: Machine,
         system: SystemSampler,
         override: Override | None,
         node_id: str,
@@ -39,7 +39,7 @@ class Loop:
         period_s: float,
         system_period_s: float,
     ) -> None:
-        self._sampler = sampler
+        self._machine = machine
         self._system = system
         self._override = override
         self._node_id = node_id
@@ -66,7 +66,7 @@ class Loop:
 
     def take_memory(self) -> node_pb2.MemorySample:
         """Read the memory, judge it, and report it."""
-        reading = self._sampler.read()
+        reading = self._machine.read()
         verdict = judge(self._verdict, reading, self._clock.monotonic())
         estimated = estimate(reading, verdict.level, self._override)
         sample = memory_sample(reading, verdict, estimated, self._clock.now_ns())

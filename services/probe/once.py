@@ -8,15 +8,15 @@ from google.protobuf import json_format
 
 from services.clock import Clock
 from services.probe.estimator import Override, estimate
+from services.probe.machine import Machine
 from services.probe.memory_sample import memory_sample
 from services.probe.pressure import judge
-from services.probe.sampler import Sampler
 from ullage.v1 import node_pb2
 
 
-def read_once(sampler: Sampler, override: Override | None, clock: Clock) -> node_pb2.MemorySample:
+def read_once(machine: Machine, override: Override | None, clock: Clock) -> node_pb2.MemorySample:
     """A sample without a history: stalls are the kernel's average over 10 s, and no hold applies."""
-    reading = sampler.read()
+    reading = machine.read()
     verdict = judge(None, reading, clock.monotonic())
     return memory_sample(reading, verdict, estimate(reading, verdict.level, override), clock.now_ns())
 

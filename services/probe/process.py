@@ -15,8 +15,8 @@ from services.probe.failures import Failures
 from services.probe.identity import identity
 from services.probe.latest import Latest
 from services.probe.loop import Loop
+from services.probe.machine import Machine, find
 from services.probe.reporter import Reporter
-from services.probe.sampler import choose
 from services.probe.servicer import ProbeServicer
 from services.probe.settings import Settings
 from services.probe.system import SystemSampler
@@ -33,7 +33,9 @@ async def run(settings: Settings) -> None:
     me = identity(settings.state_dir, settings.name, settings.root)
     clock, latest = SystemClock(), Latest()
     reporter = Reporter(settings.master, me, clock)
-    loop = _loop(settings, me.node_id, reporter, latest, clock)
+    failures = Failures()
+    machine = find(settings.root, settings.state_dir, clock, failures)
+    loop = _loop(settings, machine, failures, me.node_id, reporter, latest, clock)
     server = rpc.Server()
     server.add(
         SERVICE_NAME, probe_service_pb2_grpc.add_ProbeServiceServicer_to_server, ProbeServicer(me, latest, reporter)
@@ -41,21 +43,32 @@ async def run(settings: Settings) -> None:
     port = await server.start(address)
     stop = _stop_signal()
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(loop.run()), tasks.create_task(reporter.run())]
+        running = [tasks.create_task(run()) for run in (loop.run, reporter.run, *machine.tasks)]
+        if machine.alarms is not None:
+            machine.alarms.watch(loop.take_memory)
         await server.set_serving(serving=True)
         _say_listening(address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}", settings)
         await stop.wait()
         latest.close()
         await server.stop()
+        if machine.alarms is not None:
+            machine.alarms.close()
         for task in running:
             task.cancel()
 
 
-def _loop(settings: Settings, node_id: str, reporter: Reporter, latest: Latest, clock: Clock) -> Loop:
-    failures = Failures()
+def _loop(
+    settings: Settings,
+    machine: Machine,
+    failures: Failures,
+    node_id: str,
+    reporter: Reporter,
+    latest: Latest,
+    clock: Clock,
+) -> Loop:
     return Loop(
-        sampler=choose(settings.root, failures),
-        system=SystemSampler(settings.state_dir, settings.root, failures),
+        machine=machine,
+        system=SystemSampler(settings.state_dir, settings.root, failures, machine.sources),
         override=settings.override,
         node_id=node_id,
         reporter=reporter,

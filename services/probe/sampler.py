@@ -1,17 +1,11 @@
-"""Where readings come from, and which source this machine has."""
+"""Where readings come from: one sampler for each operating system, and one source for each kind of part."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
-from services.probe.failures import Failures
-from services.probe.linux.sampler import LinuxSampler
-from services.probe.psutil_sampler import PsutilSampler
 from services.probe.reading import Reading
-
-MACHINE_ROOT: Final = Path("/")
+from ullage.v1 import node_pb2
 
 
 class Sampler(Protocol):
@@ -22,8 +16,9 @@ class Sampler(Protocol):
         ...
 
 
-def choose(root: Path, failures: Failures) -> Sampler:
-    """The sampler for this machine, or for the recorded tree at `root`, which any machine can read."""
-    if sys.platform == "linux" or root != MACHINE_ROOT:
-        return LinuxSampler(root, failures)
-    return PsutilSampler(failures)
+class SystemSource(Protocol):
+    """Knows something of a machine's parts that psutil does not."""
+
+    def fill(self, sample: node_pb2.SystemSample) -> None:
+        """Set what it knows in `sample`, at once, and leave the rest as it is. Never raises."""
+        ...

@@ -7,6 +7,7 @@ absent; a recorded root says nothing of these, so they are always the machine's 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ import psutil
 
 from services.probe.failures import Failures
 from services.probe.interfaces import interfaces
+from services.probe.sampler import SystemSource
 from ullage.v1 import node_pb2
 
 _CPU_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
@@ -23,11 +25,12 @@ _CPU_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-th
 class SystemSampler:
     """Reads what is there beside memory."""
 
-    def __init__(self, disk: Path, root: Path, failures: Failures) -> None:
-        """`disk` is a folder on the disk to report."""
+    def __init__(self, disk: Path, root: Path, failures: Failures, sources: Sequence[SystemSource] = ()) -> None:
+        """`disk` is a folder on the disk to report; what `sources` know counts before what psutil says."""
         self._disk = disk
         self._root = root
         self._failures = failures
+        self._sources = sources
         # psutil compares with its last call; the first has nothing to compare with and says 0.
         failures.guard("cpu", psutil.cpu_percent)
 
@@ -35,7 +38,7 @@ class SystemSampler:
         """The system now, around the memory sample of the same moment. Never raises."""
         guard = self._failures.guard
         disk = guard("disk", lambda: psutil.disk_usage(str(self._disk)))
-        return node_pb2.SystemSample(
+        sample = node_pb2.SystemSample(
             taken_at=memory.taken_at,
             cpu_pct=guard("cpu", psutil.cpu_percent),
             logical_cores=psutil.cpu_count(),
@@ -46,6 +49,9 @@ class SystemSampler:
             interfaces=guard("interfaces", lambda: interfaces(self._root)) or (),
             memory=memory,
         )
+        for source in self._sources:
+            source.fill(sample)
+        return sample
 
 
 def _temperature_celsius() -> float | None:

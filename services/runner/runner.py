@@ -19,6 +19,7 @@ from services.runner import identity, links, models, servicer
 from services.runner.description import WEIGHT_FORMS, describe
 from services.runner.outbox import Outbox
 from services.runner.relay import SERVICE
+from services.runner.roster import Roster
 from services.runner.session import Session
 from services.runner.settings import Settings
 from services.runner.shards import Shards
@@ -120,6 +121,8 @@ async def running(
     Raises IdentityError, DescriptionError or AddressError when it cannot start.
     """
     profile = await _profile(settings, command)
+    roster = Roster(settings.state_dir)
+    await asyncio.to_thread(roster.clear)
     with tempfile.TemporaryDirectory(prefix="ullage-", dir=_short_place()) as folder:
         outbox = Outbox()
         shop = Workshop(
@@ -131,6 +134,7 @@ async def running(
             clock=clock,
             tell=outbox.add,
             bounds=STOP_BOUNDS,
+            roster=roster,
         )
         runner = Runner(settings, profile, shop, outbox)
         server = await runner.serve()

@@ -27,6 +27,7 @@ from services.runner import models
 from services.runner.process import ShardProcess
 from services.runner.progress import Progress
 from services.runner.reconcile import Key
+from services.runner.roster import Roster
 from services.runner.vital_signs import VitalSigns
 from ullage.v1 import dispatch_service_pb2, event_pb2, model_pb2, shard_service_pb2, shard_service_pb2_grpc
 
@@ -76,6 +77,8 @@ class Workshop:
     tell: Callable[[event_pb2.Fact], None]
     """Takes what the master shall know."""
     bounds: Bounds = Bounds()
+    roster: Roster | None = None
+    """Where the probe reads which processes are shards."""
 
 
 class ShardSupervisor:
@@ -151,6 +154,8 @@ class ShardSupervisor:
         command = [*self._shop.command, "--socket", str(self._socket), "--instance", instance_id, "--rank", str(rank)]
         command += ["--threads", str(self._threads), "--weights", self._shop.weights]
         process = await ShardProcess.start(command, self._folder, self._threads)
+        if self._shop.roster is not None:
+            self._shop.roster.enter(process.pid)
         log.info("shard started", instance=instance_id, rank=rank, pid=process.pid, threads=self._threads)
         return process
 
@@ -285,6 +290,8 @@ class ShardSupervisor:
             await self._ending
         elif self._process is not None:
             await self._process.end(self._shop.bounds.terminate_seconds)
+        if self._process is not None and self._shop.roster is not None:
+            self._shop.roster.leave(self._process.pid)
         if failure is not None and self._process is not None and not failure.stderr_lines:
             failure.stderr_lines.extend(self._process.stderr_lines())
         if self.channel is not None:

@@ -12,6 +12,8 @@ from services.probe.fact_buffer import FactBuffer
 from services.probe.failures import Failures
 from services.probe.latest import Latest
 from services.probe.loop import Loop
+from services.probe.machine import Machine
+from services.probe.own_memory import OwnMemory
 from services.probe.reading import Reading
 from services.probe.reporter import Reporter
 from services.probe.system import SystemSampler
@@ -65,7 +67,7 @@ class Probe:
         self.reporter = Reporter("127.0.0.1:1", node_pb2.NodeIdentity(node_id="n"), self.clock, buffer=self.buffer)
         reading = Reading(node_pb2.MEMORY_SOURCE_PROCFS, ram_total_bytes=16 * GIB, ram_available_bytes=available)
         self.loop = Loop(
-            sampler=FixedSampler(self.clock, reading, cost_s),
+            machine=Machine(FixedSampler(self.clock, reading, cost_s), OwnMemory(Path("/nowhere"))),
             system=SystemSampler(Path("/"), Path("/"), Failures()),
             override=Override(size_bytes=GIB),
             node_id="n",

@@ -18,12 +18,16 @@ from services.clock import SystemClock
 from services.probe import once
 from services.probe.estimator import Override
 from services.probe.failures import Failures
-from services.probe.sampler import choose
+from services.probe.machine import Machine, find
 from ullage.v1 import node_pb2, probe_service_pb2, probe_service_pb2_grpc
 
 RECORDED = Path(__file__).parents[1] / "recorded/proc"
 
 COMMAND = (sys.executable, "-m", "services.probe", "--master", "127.0.0.1:1")
+
+
+def recorded(folder: str, failures: Failures) -> Machine:
+    return find(RECORDED / folder, Path("/nowhere"), SystemClock(), failures)
 
 
 @asynccontextmanager
@@ -91,7 +95,7 @@ def test_a_recorded_machine_says_its_level_at_its_first_reading(
     folder: str, level: node_pb2.PressureLevel.ValueType
 ) -> None:
     failures = Failures()
-    sample = once.read_once(choose(RECORDED / folder, failures), Override(size_bytes=1 << 30), SystemClock())
+    sample = once.read_once(recorded(folder, failures), Override(size_bytes=1 << 30), SystemClock())
     assert sample.pressure_level == level
     assert sample.strict_available_bytes == (0 if level == node_pb2.PRESSURE_LEVEL_CRITICAL else 1 << 30)
     assert node_pb2.MEMORY_FLAG_OVERRIDDEN in sample.flags
@@ -99,7 +103,7 @@ def test_a_recorded_machine_says_its_level_at_its_first_reading(
 
 
 def test_once_for_a_person_gives_values_conclusions_and_reasons() -> None:
-    text = once.as_text(once.read_once(choose(RECORDED / "critical", Failures()), None, SystemClock()))
+    text = once.as_text(once.read_once(recorded("critical", Failures()), None, SystemClock()))
     assert "ram total               16.00 GiB" in text
     assert "compressed              unknown" in text
     assert "pressure level          CRITICAL" in text

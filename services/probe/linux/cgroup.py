@@ -164,6 +164,9 @@ class Cgroups:
         # is read already; only the others have a type.
         inside = bool(v2) and existing(v2[0] / "cgroup.type", failures) is not None
         self._pressure = existing(v2[0] / "memory.pressure", failures) if inside else None
+        self.stall_files = [v2[0] / "memory.pressure"] if inside else []
+        self.event_files = [v2[0] / dialect.events] if inside and dialect is V2 else []
+        """What can be watched for changes, where it exists."""
         self._dialect = dialect
         self._limited: list[_Level] = []
         self._rooms_until_limits = 0

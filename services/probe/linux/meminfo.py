@@ -18,6 +18,8 @@ class Meminfo(NamedTuple):
     """Page cache of files, active and inactive: without tmpfs, which "Cached" counts too."""
     swap_total_bytes: int | None = None
     swap_free_bytes: int | None = None
+    huge_pages_bytes: int | None = None
+    """The pool of huge pages, used or not."""
 
 
 def parse(text: bytes) -> Meminfo:
@@ -31,6 +33,7 @@ def parse(text: bytes) -> Meminfo:
         file_backed_bytes=None if active is None or inactive is None else active + inactive,
         swap_total_bytes=_bytes(text, b"\nSwapTotal:"),
         swap_free_bytes=_bytes(text, b"\nSwapFree:"),
+        huge_pages_bytes=_bytes(text, b"\nHugetlb:"),
     )
 
 

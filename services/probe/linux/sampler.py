@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.probe.failures import Failures
-from services.probe.linux import meminfo, psi
+from services.probe.linux import meminfo, psi, zfs
+from services.probe.linux.alarms import Alarms
 from services.probe.linux.cgroup import Cgroups
 from services.probe.linux.meminfo import Meminfo
 from services.probe.linux.open_file import OpenFile, existing
@@ -24,7 +25,11 @@ class LinuxSampler:
         self._meminfo = OpenFile(root / "proc/meminfo", failures)
         # A kernel that has it switched off shows the file, and fails at reading.
         self._pressure = existing(root / "proc/pressure/memory", failures)
+        self._arc = existing(root / "proc/spl/kstat/zfs/arcstats", failures)
         self._cgroups = Cgroups(root, failures)
+        # The process's own cgroup before the machine: its neighbours' stalls are not its own.
+        stall_files = [*self._cgroups.stall_files, root / "proc/pressure/memory"]
+        self.alarms = Alarms(stall_files, self._cgroups.event_files, failures)
 
     def read(self) -> Reading:
         """The memory now. Never raises: what cannot be read is absent, and was counted."""
@@ -50,9 +55,16 @@ class LinuxSampler:
             cgroup_stall=self._cgroups.stall(),
             oom_events=events.oom,
             limit_events=events.limit,
+            stall_alarm=self.alarms.stalled(),
+            arc_bytes=self._arc_bytes(),
+            huge_pages_bytes=memory.huge_pages_bytes,
             clamped=(available, free, swap) != (memory.available_bytes, memory.free_bytes, memory.swap_free_bytes),
         )
 
     def _stall(self) -> Stall | None:
         text = self._pressure.read() if self._pressure is not None else None
         return None if text is None else psi.parse(text)
+
+    def _arc_bytes(self) -> int | None:
+        text = self._arc.read() if self._arc is not None else None
+        return None if text is None else zfs.parse(text)

@@ -1,0 +1,61 @@
+"""What this machine is to the probe: where its memory and the rest are read, and what has to run beside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from services.clock import Clock
+from services.probe.darwin.commands import Commands
+from services.probe.darwin.helper import MacmonHelper
+from services.probe.darwin.sampler import DarwinSampler, Library
+from services.probe.failures import Failures
+from services.probe.linux.alarms import Alarms
+from services.probe.linux.sampler import LinuxSampler
+from services.probe.own_memory import OwnMemory
+from services.probe.psutil_sampler import PsutilSampler
+from services.probe.reading import Reading
+from services.probe.sampler import Sampler, SystemSource
+
+MACHINE_ROOT: Final = Path("/")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine, or one recorded as a tree of files."""
+
+    sampler: Sampler
+    own_memory: OwnMemory
+    sources: Sequence[SystemSource] = ()
+    """What is told of its parts, beside what psutil says."""
+    tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """What runs as long as the probe does."""
+    alarms: Alarms | None = None
+
+    def read(self) -> Reading:
+        """The memory now, with what the node's own shards hold of it. Never raises."""
+        reading, own_bytes = self.sampler.read(), self.own_memory.read()
+        return reading if own_bytes is None else reading._replace(own_bytes=own_bytes)
+
+
+def find(root: Path, state_dir: Path, clock: Clock, failures: Failures) -> Machine:
+    """The machine itself, or the recorded tree at `root`, which any machine can read."""
+    own_memory = OwnMemory(state_dir)
+    if root != MACHINE_ROOT or sys.platform == "linux":
+        sampler = LinuxSampler(root, failures)
+        # A recorded tree has no alarms to give.
+        return Machine(sampler, own_memory, alarms=sampler.alarms if root == MACHINE_ROOT else None)
+    if sys.platform == "darwin":
+        return _mac(own_memory, clock, failures)
+    return Machine(PsutilSampler(failures), own_memory)
+
+
+def _mac(own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:
+    library = failures.guard("libSystem", lambda: Library(failures))
+    commands, helper = Commands(clock, failures), MacmonHelper(clock, failures)
+    if library is None:
+        commands.ask()  # So that the first reading says something; nobody waits for the probe yet.
+    return Machine(DarwinSampler(library, commands, helper), own_memory, sources=(helper,), tasks=(helper.run,))
