@@ -53,9 +53,15 @@ def _peer(state: State, shard: model_pb2.Shard) -> dispatch_service_pb2.Peer:
 
 
 def change(
-    known: Collection[Key], wanted: Mapping[Key, dispatch_service_pb2.Assignment], version: int
+    known: Collection[Key],
+    wanted: Mapping[Key, dispatch_service_pb2.Assignment],
+    version: int,
+    reasons: Mapping[str, str],
 ) -> dispatch_service_pb2.AssignmentChange | None:
-    """What leads a runner that knows of `known`, at `version`, to `wanted`; None when that is the same."""
+    """What leads a runner that knows of `known`, at `version`, to `wanted`; None when that is the same.
+
+    `reasons` say, by instance, why one is over.
+    """
     assign = [assignment for key, assignment in wanted.items() if key not in known]
     remove = sorted(set(known) - wanted.keys())
     if not assign and not remove:
@@ -64,8 +70,17 @@ def change(
         applies_to_version=version,
         results_in_version=version + 1,
         assign=assign,
-        remove=[dispatch_service_pb2.ShardRef(instance_id=id_, rank=rank) for id_, rank in remove],
+        remove=[
+            dispatch_service_pb2.ShardRef(instance_id=id_, rank=rank, reason=reasons.get(id_, ""))
+            for id_, rank in remove
+        ],
     )
+
+
+def reasons(state: State, keys: Collection[Key]) -> dict[str, str]:
+    """Why the instances of these shards are over, by instance; for those that are."""
+    instances = (state.instances[instance_id] for instance_id, _ in keys)
+    return {each.instance_id: each.failure or "it was released" for each in instances if not each.wanted}
 
 
 def overdrawn(state: State, node_id: str) -> list[model_pb2.ShardStatus]:

@@ -95,7 +95,8 @@ class RunnerSession:
         if dispatch.assigned_keys(self._cluster.state, self.node_id) == self._known:
             return None
         wanted = dispatch.assignments(self._cluster.state, self.node_id)
-        change = dispatch.change(self._known, wanted, self._version)
+        reasons = dispatch.reasons(self._cluster.state, self._known)
+        change = dispatch.change(self._known, wanted, self._version, reasons)
         if change is not None:
             self._known, self._version = frozenset(wanted), change.results_in_version
         return change

@@ -24,6 +24,8 @@ INSTANCE_KEY: Final = "ullage-instance"
 RANK_KEY: Final = "ullage-rank"
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
+_GRPCS_OWN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""What a call ends with when the process behind it does."""
 
 
 class Relay:
@@ -58,7 +60,7 @@ class Relay:
                 yield response
         except grpc.aio.AioRpcError as error:
             details = tuple(pair for pair in error.trailing_metadata() or () if pair[0] == _DETAILS_KEY)
-            if error.code() == grpc.StatusCode.UNAVAILABLE and not details:
+            if error.code() in _GRPCS_OWN and not details:
                 # gRPC's own word, not the process's, whose errors have details.
                 raise self._lost(shard) from error
             await context.abort(error.code(), error.details() or "", details)
@@ -119,6 +121,13 @@ class Relay:
         return shard.channel
 
     def _lost(self, shard: ShardSupervisor) -> RpcError:
+        if shard.stopped_because:
+            return RpcError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"instance {shard.assignment.instance_id} ended during the call: {shard.stopped_because}",
+                reason="INSTANCE_ENDED",
+                metadata={"node_id": self._node_id},
+            )
         return RpcError(
             grpc.StatusCode.UNAVAILABLE,
             f"rank {shard.assignment.rank} of instance {shard.assignment.instance_id} on node {self._node_id} "

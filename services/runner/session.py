@@ -52,12 +52,12 @@ class Session:
         channel: grpc.aio.Channel,
         profile: Callable[[], node_pb2.RunnerProfile],
         outbox: Outbox,
-        assign: Callable[[Assignments], None],
+        assign: Callable[[Assignments, Mapping[Key, str]], None],
         dial: Callable[[dispatch_service_pb2.Peer], None],
         overdrawn: Callable[[dispatch_service_pb2.OverdrawnShards], None],
         clock: Clock,
     ) -> None:
-        """`assign` takes everything that shall run; `dial` has a peer dialled, and is not waited for.
+        """`assign` takes everything that shall run, and why what no longer shall does not; `dial` has a peer dialled, and is not waited for.
 
         `overdrawn` takes the shards, here and elsewhere, whose instances shall take no new requests.
         """
@@ -167,7 +167,7 @@ class Session:
         self._overdrawn(dispatch_service_pb2.OverdrawnShards())
         self._wanted = {_key(assignment): assignment for assignment in complete.assignments}
         self._version = complete.version
-        self._assign(self._wanted)
+        self._assign(self._wanted, {})
 
     def _take_change(self, change: dispatch_service_pb2.AssignmentChange) -> None:
         if change.applies_to_version != self._version:
@@ -177,7 +177,7 @@ class Session:
         for assignment in change.assign:
             self._wanted[_key(assignment)] = assignment
         self._version = change.results_in_version
-        self._assign(self._wanted)
+        self._assign(self._wanted, {(gone.instance_id, gone.rank): gone.reason for gone in change.remove})
 
 
 def _key(assignment: dispatch_service_pb2.Assignment) -> Key:

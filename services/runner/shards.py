@@ -26,15 +26,15 @@ class Shards:
         self._overdrawn: dict[str, model_pb2.ShardStatus] = {}
         self._closed = False
 
-    def reconcile(self, wanted: Mapping[Key, dispatch_service_pb2.Assignment]) -> None:
-        """Start what is wanted and not there, stop what is there and not wanted."""
+    def reconcile(self, wanted: Mapping[Key, dispatch_service_pb2.Assignment], reasons: Mapping[Key, str]) -> None:
+        """Start what is wanted and not there, stop what is there and not wanted, for the reason given if one is."""
         if self._closed:
             return
         todo = steps(wanted, {key: shard.ended for key, shard in self._shards.items()})
         for key in todo.forget:
             del self._shards[key]
         for key in todo.stop:
-            self._shards[key].stop()
+            self._shards[key].stop(why=reasons.get(key, ""))
         running = sum(not shard.ended for shard in self._shards.values()) - len(todo.stop)
         threads = max(1, self._threads // max(1, running + len(todo.start)))
         for key in todo.start:

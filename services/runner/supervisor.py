@@ -90,6 +90,8 @@ class ShardSupervisor:
         self.key: Key = (assignment.instance_id, assignment.rank)
         self.channel: grpc.aio.Channel | None = None
         """To the shard's process, from when it answers until it ends."""
+        self.stopped_because = ""
+        """Why it was asked to end."""
         self._threads = threads
         self._folder = shop.folder / str(number)
         self._shop = shop
@@ -114,10 +116,14 @@ class ShardSupervisor:
         """Its process is gone, and nothing more will be said of it."""
         return self._progress.ended
 
-    def stop(self, failure: str | None = None) -> None:
-        """Have the shard end, soon: UNLOADED, or FAILED with `failure` when it was not the master's wish."""
+    def stop(self, failure: str | None = None, *, why: str = "") -> None:
+        """Have the shard end, soon: UNLOADED, or FAILED with `failure` when it was not the master's wish.
+
+        `why` is for those whom it is answering.
+        """
         if self._stopping or self.ended:
             return
+        self.stopped_because = why or failure or ""
         if failure is not None:
             self._fail(failure)
         self._stopping = True
@@ -308,9 +314,7 @@ class ShardSupervisor:
         process = self._process
         if process is None or process.returncode is None:
             return model_pb2.ShardFailure(message="its process ended")
-        return model_pb2.ShardFailure(
-            message=f"its process ended: {process.end_words()}", exit_code=process.returncode
-        )
+        return model_pb2.ShardFailure(message=f"its process ended: {process.end_words()}", exit_code=process.returncode)
 
 
 async def _listens(socket: Path) -> bool:

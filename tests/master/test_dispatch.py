@@ -105,18 +105,19 @@ def test_what_a_shard_says_of_itself_does_not_change_what_is_assigned() -> None:
 def test_a_change_names_what_comes_and_what_goes_and_the_version_it_applies_to() -> None:
     wanted = dispatch.assignments(state_after(*CLUSTER, placed("i", "n1", "n2")), "n1")
 
-    change = dispatch.change({("y", 1), ("x", 0)}, wanted, version=7)
+    change = dispatch.change({("y", 1), ("x", 0)}, wanted, 7, {"y": "rank 0 failed"})
 
     assert change is not None
     assert (change.applies_to_version, change.results_in_version) == (7, 8)
     assert [(assignment.instance_id, assignment.rank) for assignment in change.assign] == [("i", 0)]
-    assert [(gone.instance_id, gone.rank) for gone in change.remove] == [("x", 0), ("y", 1)]
+    gone = [(gone.instance_id, gone.rank, gone.reason) for gone in change.remove]
+    assert gone == [("x", 0, ""), ("y", 1, "rank 0 failed")]
 
 
 def test_no_difference_is_no_change() -> None:
     wanted = dispatch.assignments(state_after(*CLUSTER, placed("i", "n1", "n2")), "n1")
 
-    assert dispatch.change(wanted.keys(), wanted, version=7) is None
+    assert dispatch.change(wanted.keys(), wanted, 7, {}) is None
 
 
 def test_a_shard_is_untaken_until_its_runner_says_a_word_of_it() -> None:

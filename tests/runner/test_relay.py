@@ -27,7 +27,7 @@ HERE = (("ullage-instance", "i1"), ("ullage-rank", "0"))
 async def shards(workshop: MakeWorkshop, assignment: MakeAssignment, told: Told) -> AsyncIterator[Shards]:
     """Rank 0 of i1 and rank 1 of i2, both running."""
     shards = Shards(workshop("runs"), threads=2)
-    shards.reconcile({("i1", 0): assignment("i1", 0), ("i2", 1): assignment("i2", 1)})
+    shards.reconcile({("i1", 0): assignment("i1", 0), ("i2", 1): assignment("i2", 1)}, {})
     async with asyncio.timeout(20):
         while [phase_of(shards, "i1", 0), phase_of(shards, "i2", 1)] != [5, 5]:
             told.arrived.clear()

@@ -85,7 +85,7 @@ async def run_session(master: ScriptedMaster) -> AsyncIterator[Bench]:
             channel,
             lambda: profile,
             outbox,
-            lambda wanted: assigned.append(sorted(wanted)),
+            lambda wanted, _: assigned.append(sorted(wanted)),
             lambda peer: dialled.append(peer.node_id),
             lambda overdrawn: None,
             clock,
@@ -194,7 +194,7 @@ async def test_a_master_that_is_not_there_yet_is_dialled_until_it_is() -> None:
     server.add("ullage.v1.DispatchService", dispatch_service_pb2_grpc.add_DispatchServiceServicer_to_server, master)
     async with rpc.channel(f"127.0.0.1:{port}") as channel:
         session = Session(
-            channel, node_pb2.RunnerProfile, outbox, lambda _: None, lambda _: None, lambda _: None, SystemClock()
+            channel, node_pb2.RunnerProfile, outbox, lambda _w, _r: None, lambda _: None, lambda _: None, SystemClock()
         )
         running = asyncio.create_task(session.run())
         await asyncio.sleep(0.5)

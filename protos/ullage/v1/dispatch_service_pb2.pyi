@@ -287,17 +287,21 @@ class ShardRef(_message.Message):
 
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     rank: _builtins.int
+    reason: _builtins.str
+    """Why it is to be stopped, for whoever it is answering."""
     def __init__(
         self,
         *,
         instance_id: _builtins.str = ...,
         rank: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "rank", b"rank", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

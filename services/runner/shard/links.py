@@ -162,7 +162,7 @@ class Downstream:
         info = rpc.error_detail(error, error_details_pb2.ErrorInfo)
         if info is not None and info.reason == RANK_LOST:
             # It tells which rank it lost itself.
-            return LinkError(error.details() or "", int(info.metadata["rank"]))
+            return _blamed_there(self._assignment, self.rank, int(info.metadata["rank"]), error.details() or "")
         return LinkError(f"{rank_name(self._assignment, self.rank)} broke its stream: {_said(error)}", self.rank)
 
     async def _beat(self) -> None:
@@ -280,7 +280,7 @@ class Upstream:
                 case "heartbeat":
                     self.steps_done_there = frame.heartbeat.steps_done
                 case "lost":
-                    raise LinkError(frame.lost.message, frame.lost.rank)
+                    raise _blamed_there(self._assignment, self.rank, frame.lost.rank, frame.lost.message)
                 case _:
                     await self._take(frame)
             self._waiting_since = self._clock.monotonic()
@@ -330,6 +330,15 @@ def blame(life: Life, assignment: dispatch_service_pb2.Assignment) -> tuple[int,
     if life.failure.HasField("blamed_rank"):
         return life.failure.blamed_rank, life.failure.message
     return assignment.rank, f"{rank_name(assignment, assignment.rank)} failed: {life.failure.message}"
+
+
+def _blamed_there(
+    assignment: dispatch_service_pb2.Assignment, neighbour: int, blamed_rank: int, message: str
+) -> LinkError:
+    """What a neighbour that gave up says of it. Where it blames this rank, which lives, the way between is broken."""
+    if blamed_rank != assignment.rank:
+        return LinkError(message, blamed_rank)
+    return LinkError(f"{rank_name(assignment, neighbour)} gave up, since there {message}", neighbour)
 
 
 async def _silence(clock: Clock, since: Callable[[], float | None]) -> None:
