@@ -148,8 +148,9 @@ class Server:
     Health is NOT_SERVING, for the whole server and for each service, until `set_serving`.
     """
 
-    def __init__(self) -> None:
-        self._server = grpc.aio.server(interceptors=[_ErrorInterceptor()], options=SERVER_OPTIONS)
+    def __init__(self, *interceptors: grpc.aio.ServerInterceptor) -> None:
+        """`interceptors` see each call before its service does; what they raise is translated like a service's."""
+        self._server = grpc.aio.server(interceptors=[_ErrorInterceptor(), *interceptors], options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
 
@@ -157,10 +158,6 @@ class Server:
         """Serve `servicer` as the service of full `name`; `register` is the generated add_..._to_server."""
         register(servicer, self._server)
         self._names.append(name)
-
-    def add_generic_handler(self, handler: grpc.GenericRpcHandler) -> None:
-        """Serve what `handler` takes, before any service added later."""
-        self._server.add_generic_rpc_handlers((handler,))
 
     async def start(self, address: str) -> int:
         """Listen, and return the port (0 for a unix socket). Raises AddressError when the address is taken."""

@@ -26,7 +26,7 @@ from services.master.servicers.models import ModelServicer
 from services.master.servicers.placement import PlacementServicer
 from services.master.servicers.telemetry import TelemetryServicer
 from services.master.settings import Settings
-from services.master.starting import StartingHandler
+from services.master.starting import StartingInterceptor
 from services.rpc import Server
 from ullage.v1 import (
     dispatch_service_pb2_grpc,
@@ -49,7 +49,7 @@ class Master:
         self.cluster = cluster
         self.address = ""
         self._settings = settings
-        self._server = Server()
+        self._server = Server(StartingInterceptor(cluster))
         self._dispatch = DispatchServicer(cluster)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -69,7 +69,6 @@ class Master:
         await self._server.set_serving(serving=True)
 
     def _add_services(self) -> None:
-        self._server.add_generic_handler(StartingHandler(self.cluster))
         for name, register, servicer in (
             ("TelemetryService", telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server, TelemetryServicer),
             ("PlacementService", placement_service_pb2_grpc.add_PlacementServiceServicer_to_server, PlacementServicer),

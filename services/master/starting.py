@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
 
 import grpc
 
@@ -11,19 +11,22 @@ from services.master import errors
 from services.master.cluster import Cluster
 from services.master.servicers.errors import translated
 
-_PACKAGE_PREFIX = "/ullage.v1."
+_OWN_SERVICES: Final = "/ullage.v1."
 
 
-class StartingHandler(grpc.GenericRpcHandler):
-    """Takes every call of Ullage's own services, before the services do, until the replay is done."""
+class StartingInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses every call of Ullage's own services until the replay is done; health and reflection answer."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """A handler that refuses, or None to let the services answer."""
-        if not self._cluster.replaying or not handler_call_details.method.startswith(_PACKAGE_PREFIX):
-            return None
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        if not self._cluster.replaying or not handler_call_details.method.startswith(_OWN_SERVICES):
+            return await continuation(handler_call_details)
         # On the wire a call that fails at once is the same for all four kinds.
         return grpc.stream_stream_rpc_method_handler(self._refuse)
 
