@@ -73,18 +73,18 @@ class Cluster:
     def log_path(self) -> Path:
         return self.folder / "master" / "master" / "events.db"
 
-    def start_master(self, *, listen: str = "127.0.0.1:0") -> None:
+    def start_master(self, *options: str, listen: str = "127.0.0.1:0") -> None:
         state_dir = str(self.folder / "master")
-        self.address = self._start("master", "master", "--listen", listen, "--state-dir", state_dir)
+        self.address = self._start("master", "master", "--listen", listen, "--state-dir", state_dir, *options)
 
-    def start_probe(self, name: str, *options: str, recorded: str = "normal") -> str:
+    def start_probe(self, name: str, *options: str, recorded: str = "normal", prefix: Sequence[str] = ()) -> str:
         """A probe that reads a recorded machine, so that the pressure of this one decides no test."""
-        root = ("--root", str(RECORDED / recorded))
-        return self._start(f"{name}-probe", "probe", "--name", name, *self._node_options(name), *root, *options)
+        arguments = ("--name", name, *self._node_options(name), "--root", str(RECORDED / recorded), *options)
+        return self._start(f"{name}-probe", "probe", *arguments, prefix=prefix)
 
-    def start_runner(self, name: str, *options: str) -> str:
+    def start_runner(self, name: str, *options: str, prefix: Sequence[str] = ()) -> str:
         models = ("--models-dir", str(self.models_dir), "--threads", "1")
-        return self._start(f"{name}-runner", "runner", *self._node_options(name), *models, *options)
+        return self._start(f"{name}-runner", "runner", *self._node_options(name), *models, *options, prefix=prefix)
 
     def start_nodes(self, names: Sequence[str], *, memory: str) -> None:
         """Start probes and runners, and wait until the master knows them all."""
@@ -104,13 +104,13 @@ class Cluster:
     def _node_options(self, name: str) -> tuple[str, ...]:
         return ("--master", self.address, "--listen", "127.0.0.1:0", "--state-dir", str(self.folder / name))
 
-    def _start(self, label: str, *arguments: str) -> str:
-        """Start a service and return its address once it listens."""
+    def _start(self, label: str, *arguments: str, prefix: Sequence[str] = ()) -> str:
+        """Start a service, by the command in `prefix` if there is one, and return its address once it listens."""
         ready_file = self.folder / f"{label}.ready"
         ready_file.unlink(missing_ok=True)
         with self.log_of(label).open("ab") as stderr:
             process = subprocess.Popen(
-                [*ULLAGE, *arguments, "--ready-file", str(ready_file)],
+                [*prefix, *ULLAGE, *arguments, "--ready-file", str(ready_file)],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

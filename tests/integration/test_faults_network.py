@@ -1,0 +1,93 @@
+"""A machine whose cable is cut, or through which only one direction works: found, named, and got over."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.integration.cluster import Cluster, eventually
+from tests.integration.network import FAR_ADDRESS, NEAR_ADDRESS, FarMachine, far_machine
+from tests.integration.ring import BOUND_SECONDS, MODEL, Ring, dial
+from ullage.v1 import dispatch_service_pb2, dispatch_service_pb2_grpc
+
+pytestmark = pytest.mark.model
+
+LAYERS: Final = {"near": 15, "far": 15}
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[FarMachine]:
+    with far_machine() as machine:
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def ring(machine: FarMachine, tmp_path_factory: pytest.TempPathFactory, smollm2_folder: Path) -> Iterator[Ring]:
+    """A master and a node here, and a node on the far machine."""
+    cluster = Cluster(tmp_path_factory.mktemp("network"), smollm2_folder.parent)
+    try:
+        cluster.start_master("--insecure", listen=f"{NEAR_ADDRESS}:0")
+        cluster.ullage("models", "add", MODEL)
+        near, far = ("--insecure", "--listen", f"{NEAR_ADDRESS}:0"), ("--insecure", "--listen", f"{FAR_ADDRESS}:0")
+        cluster.start_probe("near", "--memory", "1500MiB", *near)
+        cluster.start_probe("far", "--memory", "1500MiB", *far, prefix=machine.command)
+        addresses = {
+            "near": cluster.start_runner("near", *near),
+            "far": cluster.start_runner("far", *far, prefix=machine.command),
+        }
+        cluster.wait_until_known(list(LAYERS))
+        ring = Ring(cluster, addresses)
+        yield ring
+        ring.close()
+    finally:
+        cluster.stop()
+
+
+def test_a_cable_cut_in_the_middle_of_an_answer_is_told_within_five_seconds_and_got_over(
+    ring: Ring, machine: FarMachine
+) -> None:
+    ring.place_and_run(LAYERS)
+    answer = ring.ask(tokens=400) if ring.name_of(0) == "near" else None
+    if answer is not None:
+        answer.has_tokens(3)
+    since = time.monotonic()
+    machine.cut()
+    try:
+        failure = ring.failed(since)
+        assert "on far has been silent" in failure or f"on node {ring.node_id('far')} has been silent" in failure
+        if answer is not None:
+            answer.wait(BOUND_SECONDS)
+            assert answer.error is not None
+        eventually("every shard's process is gone, on both sides", lambda: not ring.processes(), seconds=8)
+    finally:
+        machine.mend()
+    ring.everything_is_gone()
+
+    ring.place_and_run(LAYERS)
+    if ring.name_of(0) == "near":
+        ring.answers()
+    ring.release()
+
+
+def test_a_direction_that_is_blocked_is_named_before_anything_is_loaded(ring: Ring, machine: FarMachine) -> None:
+    port = ring.addresses["near"].rpartition(":")[2]
+    rule = ("OUTPUT", "-p", "tcp", "-d", NEAR_ADDRESS, "--dport", port, "-j", "DROP")
+    blocked = subprocess.run([*machine.command, "iptables", "-A", *rule], check=False, capture_output=True, timeout=10)
+    if blocked.returncode != 0:
+        pytest.skip("packets cannot be dropped here: no iptables")
+    try:
+        with dial(ring.cluster.address) as channel:
+            stub = dispatch_service_pb2_grpc.DispatchServiceStub(channel)
+            answer = stub.CheckConnectivity(dispatch_service_pb2.CheckConnectivityRequest(), timeout=20)
+        near, far = ring.node_id("near"), ring.node_id("far")
+        links = {(link.from_node_id, link.to_node_id): link for link in answer.links}
+        assert links[near, far].reachable
+        assert not links[far, near].reachable
+        assert links[far, near].failure.startswith(f"{ring.addresses['near']} does not answer: ")
+    finally:
+        subprocess.run([*machine.command, "iptables", "-D", *rule], check=True, timeout=10)
