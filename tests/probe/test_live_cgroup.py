@@ -1,0 +1,146 @@
+"""A real probe in a real memory cgroup beside a process that fills it, caches a file, and presses until it stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services import rpc
+from tests.memory_cgroup import MIB, Actor, MemoryCgroup, Unavailable, memory_cgroup, uncached_file
+from ullage.v1 import node_pb2, probe_service_pb2, probe_service_pb2_grpc
+
+LIMIT = 384 * MIB
+
+NORMAL = node_pb2.PRESSURE_LEVEL_NORMAL
+WARNING = node_pb2.PRESSURE_LEVEL_WARNING
+CRITICAL = node_pb2.PRESSURE_LEVEL_CRITICAL
+
+HICCUP = 16 * MIB
+"""What interpreters and the kernel's own bookkeeping may take more or less of."""
+
+
+class Watched:
+    """What a probe says, and when."""
+
+    def __init__(self, call: probe_service_pb2_grpc.ProbeServiceAsyncStub) -> None:
+        self._call = call.WatchSamples(probe_service_pb2.WatchSamplesRequest())
+
+    async def until(self, wanted: Callable[[node_pb2.MemorySample], bool], seconds: float) -> node_pb2.MemorySample:
+        """The first sample from now on that is as wanted."""
+        last: node_pb2.MemorySample | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    said = await self._call.read()
+                    assert isinstance(said, probe_service_pb2.WatchSamplesResponse)
+                    last = said.memory
+                    if wanted(last):
+                        return last
+        except TimeoutError:
+            pytest.fail(f"not within {seconds} s; the last sample: {last}")
+
+    async def next(self) -> node_pb2.MemorySample:
+        """The sample after the next, so that it was read after now."""
+        await self.until(lambda _: True, 20)
+        return await self.until(lambda _: True, 20)
+
+
+@asynccontextmanager
+async def probe(group: MemoryCgroup, folder: Path) -> AsyncIterator[Watched]:
+    ready = folder / "ready"
+    options = ("--listen", "127.0.0.1:0", "--master", "127.0.0.1:1", "--state-dir", str(folder))
+    process = await asyncio.create_subprocess_exec(
+        *group.command([sys.executable, "-m", "services.probe", *options, "--ready-file", str(ready)]),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(30):
+            while not ready.exists():  # noqa: ASYNC110 - another process makes the file
+                await asyncio.sleep(0.02)
+        async with rpc.channel(ready.read_text().strip()) as channel:
+            stub: probe_service_pb2_grpc.ProbeServiceAsyncStub = probe_service_pb2_grpc.ProbeServiceStub(channel)
+            yield Watched(stub)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def signals(sample: node_pb2.MemorySample) -> set[str]:
+    return {reason.signal for reason in sample.pressure_reasons}
+
+
+async def test_a_probe_in_a_cgroup_tells_the_room_the_cache_and_the_stalls(tmp_path: Path) -> None:
+    large = uncached_file(tmp_path / "large", LIMIT)
+    small = uncached_file(tmp_path / "small", 64 * MIB)
+    try:
+        with memory_cgroup(LIMIT) as group:
+            async with probe(group, tmp_path) as watched:
+                actor = Actor(group)
+                try:
+                    await _fills_up(watched, actor, group, small)
+                    await _is_pressed(watched, actor, large)
+                finally:
+                    actor.end()
+                await _comes_back(watched)
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+async def _fills_up(watched: Watched, actor: Actor, group: MemoryCgroup, file: Path) -> None:
+    before = await watched.next()
+    assert (before.ram_total_bytes, before.cgroup_limit_bytes) == (LIMIT, LIMIT)
+    assert node_pb2.MEMORY_FLAG_CGROUP_LIMITED in before.flags
+    assert before.pressure_level == NORMAL
+
+    actor.hold(96 * MIB)
+    holding = await watched.next()
+    assert abs(before.ram_available_bytes - holding.ram_available_bytes - 96 * MIB) < HICCUP
+    assert holding.ram_available_bytes == LIMIT - holding.cgroup_used_bytes
+
+    used_bytes = group.usage_bytes
+    actor.cache(file)
+    cached = await watched.next()
+    assert group.usage_bytes - used_bytes > 48 * MIB
+    assert abs(cached.ram_available_bytes - holding.ram_available_bytes) < HICCUP
+    assert cached.pressure_level == NORMAL
+
+    actor.hold(104 * MIB)
+    full = await watched.next()
+    assert abs(cached.ram_available_bytes - full.ram_available_bytes - 104 * MIB) < HICCUP
+
+
+async def _is_pressed(watched: Watched, actor: Actor, file: Path) -> None:
+    actor.press(file)
+    pressed = await watched.until(lambda sample: sample.pressure_level == CRITICAL, 60)
+    assert "psi_full" in signals(pressed)
+    assert pressed.stall_full_pct >= 20
+    assert pressed.pressure_pct >= 80
+    assert (pressed.strict_available_bytes, pressed.ceiling_available_bytes) == (0, 0)
+
+
+async def _comes_back(watched: Watched) -> None:
+    ended_s = time.monotonic()
+    warned = await watched.until(lambda sample: sample.pressure_level == WARNING, 30)
+    assert time.monotonic() - ended_s >= 10
+    assert "hold" in signals(warned)
+    await watched.until(lambda sample: sample.pressure_level == NORMAL, 60)
+    assert time.monotonic() - ended_s >= 40
+
+
+def test_what_a_test_makes_it_takes_away() -> None:
+    try:
+        with memory_cgroup(64 * MIB) as group:
+            actor = Actor(group)
+            actor.hold(8 * MIB)
+            assert 8 * MIB < group.usage_bytes <= 64 * MIB
+            actor.end()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert not any(str(os.getpid()) in str(path) for path in Path("/sys/fs/cgroup").glob("*/ullage-test-*"))
