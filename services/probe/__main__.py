@@ -10,7 +10,7 @@ import typer
 
 from services import logs
 from services.clock import SystemClock
-from services.probe import once, process
+from services.probe import process
 from services.probe.failures import Failures
 from services.probe.identity import IdentityError
 from services.probe.machine import MACHINE_ROOT, find
@@ -55,6 +55,8 @@ def probe(
     try:
         given = override(memory, override_memory)
         if only_once:
+            from services.probe import once  # noqa: PLC0415 - a probe that runs has no use for its 2 MiB
+
             clock = SystemClock()
             machine = find(root, state_dir or default_state_dir(), clock, Failures())
             sample = once.read_once(machine, given, clock)

@@ -1,7 +1,7 @@
 """The memory of this node's own shards, so that a node that was filled on purpose does not look full to itself.
 
 The runner keeps an empty file for each shard's process in `<state-dir>/shards`, named by its process id. The
-folder is listed at each reading; a process new in it is looked at once, since a file that a killed runner left
+folder is listed at every fourth reading; a process new in it is looked at once, since a file that a killed runner left
 behind may name anything by now.
 """
 
@@ -15,6 +15,7 @@ from typing import Final
 import psutil
 
 FOLDER_NAME: Final = "shards"
+_READINGS_PER_NAMES: Final = 4
 _SHARD_MODULE: Final = "services.runner.shard"
 
 
@@ -34,18 +35,28 @@ class OwnMemory:
         self._is_own = is_own
         self._shards: dict[str, psutil.Process] = {}
         self._strangers: set[str] = set()
+        self._names: list[str] | None = None
+        self._readings_until_names = 0
 
     def read(self) -> int | None:
         """Resident bytes of all shards that run, 0 where there are none; None where no runner ever kept a folder."""
-        try:
-            names = os.listdir(self._folder)  # noqa: PTH208 - names are all it takes, at every reading
-        except OSError:
-            return None
+        names = self._listed()
         if not names:
-            return 0
+            return None if names is None else 0
         self._shards = {name: shard for name in names if (shard := self._shard(name)) is not None}
         self._strangers.intersection_update(names)
         return sum(self._resident_bytes(name) for name in names if name in self._shards)
+
+    def _listed(self) -> list[str] | None:
+        """The names in the folder, as they were at the last of every fourth reading."""
+        if self._readings_until_names == 0:
+            self._readings_until_names = _READINGS_PER_NAMES
+            try:
+                self._names = os.listdir(self._folder)  # noqa: PTH208 - names are all it takes
+            except OSError:
+                self._names = None
+        self._readings_until_names -= 1
+        return self._names
 
     def _shard(self, name: str) -> psutil.Process | None:
         """The process of that name, where it is a shard."""

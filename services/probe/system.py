@@ -21,6 +21,8 @@ from ullage.v1 import node_pb2
 _CPU_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 """The drivers that know the processor's temperature, the nearest to it first."""
 
+_READINGS_PER_INTERFACES: Final = 5
+
 
 class SystemSampler:
     """Reads what is there beside memory."""
@@ -31,6 +33,8 @@ class SystemSampler:
         self._root = root
         self._failures = failures
         self._sources = sources
+        self._interfaces: Sequence[node_pb2.NetworkInterface] = ()
+        self._readings_until_interfaces = 0
         # psutil compares with its last call; the first has nothing to compare with and says 0.
         failures.guard("cpu", psutil.cpu_percent)
 
@@ -46,12 +50,20 @@ class SystemSampler:
             temperature_celsius=guard("temperature", _temperature_celsius),
             disk_total_bytes=None if disk is None else disk.total,
             disk_available_bytes=None if disk is None else disk.free,
-            interfaces=guard("interfaces", lambda: interfaces(self._root)) or (),
+            interfaces=self._known_interfaces(),
             memory=memory,
         )
         for source in self._sources:
             source.fill(sample)
         return sample
+
+    def _known_interfaces(self) -> Sequence[node_pb2.NetworkInterface]:
+        """The interfaces as they were lately: they take as long as everything else together, and hardly change."""
+        if self._readings_until_interfaces == 0:
+            self._readings_until_interfaces = _READINGS_PER_INTERFACES
+            self._interfaces = self._failures.guard("interfaces", lambda: interfaces(self._root)) or ()
+        self._readings_until_interfaces -= 1
+        return self._interfaces
 
 
 def _temperature_celsius() -> float | None:

@@ -49,7 +49,7 @@ class Mount(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """What the files and the lines of memory.stat are called."""
+    """What the files are called, and how the lines in them begin: after the end of the one before, with a space."""
 
     limits: tuple[str, ...]
     usage: str
@@ -63,8 +63,8 @@ V1: Final = Dialect(
     limits=("memory.limit_in_bytes",),
     usage="memory.usage_in_bytes",
     events="memory.oom_control",
-    cache=(b"total_inactive_file", b"total_active_file"),
-    oom=(b"oom_kill",),
+    cache=(b"\ntotal_inactive_file ", b"\ntotal_active_file "),
+    oom=(b"\noom_kill ",),
     held=(),
 )
 V2: Final = Dialect(
@@ -72,9 +72,9 @@ V2: Final = Dialect(
     limits=("memory.max", "memory.high"),
     usage="memory.current",
     events="memory.events",
-    cache=(b"inactive_file", b"active_file"),
-    oom=(b"oom", b"oom_kill"),
-    held=(b"high", b"max"),
+    cache=(b"\ninactive_file ", b"\nactive_file "),
+    oom=(b"\noom ", b"\noom_kill "),
+    held=(b"\nhigh ", b"\nmax "),
 )
 
 
@@ -231,10 +231,12 @@ def _text(path: Path, failures: Failures) -> str:
         return ""
 
 
-def _sum(text: bytes, names: tuple[bytes, ...]) -> int | None:
+def _sum(text: bytes, keys: tuple[bytes, ...]) -> int | None:
     """The sum of the lines "name number" that are there, None where none is."""
+    if not keys:
+        return None
     text = b"\n" + text
-    counts = [count for name in names if (count := _count(text, b"\n" + name + b" ")) is not None]
+    counts = [count for key in keys if (count := _count(text, key)) is not None]
     return sum(counts) if counts else None
 
 
