@@ -402,6 +402,7 @@ def test_the_runners_up_say_what_they_lacked() -> None:
     assert [(each.shards[0].node_id, each.reason) for each in chosen.alternatives] == [
         ("b", "1.00 GiB less weighted memory"),
         ("c", "1.00 GiB less weighted memory"),
+        ("a", "1 node more"),
     ]
 
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from services.master.allocator.arrangement import Problem
 from services.master.allocator.budget import AS_THEY_ARE, Budget, View, budgets
+from services.master.allocator.hops import hops
+from services.master.allocator.problem import Problem
 from services.master.allocator.ranges import Candidate
 from services.master.allocator.request import Request
-from services.master.allocator.search import LinkSeconds, Solution, fits, solve
+from services.master.allocator.search import fits, solve
+from services.master.allocator.solution import Solution
 from services.master.state import State
 
 
@@ -40,7 +42,7 @@ class Case:
     def solutions_for(self, candidates: tuple[Candidate, ...]) -> tuple[Solution, ...]:
         """The same for candidates other than the nodes' own."""
         problem = self._problem(candidates)
-        return solve(problem, self.request.objective, self._link_seconds()) if problem else ()
+        return solve(problem, self.request.objective, self._replaced_node_ids()) if problem else ()
 
     def fits(self) -> bool:
         """There is a placement."""
@@ -84,12 +86,17 @@ class Case:
         """The problem, or None where a node that must get layers is not there to get them."""
         if not candidates or not self.request.wanted <= {candidate.node_id for candidate in candidates}:
             return None
-        return Problem(candidates, self.request.nodes_min, self.request.nodes_max)
+        preferred = sorted(candidates, key=lambda each: (-each.weight, each.node_id))
+        demand = preferred[0].demand
+        ways = hops(
+            [candidate.node_id for candidate in preferred],
+            {candidate.node_id: self.state.nodes[candidate.node_id].links for candidate in preferred},
+            token_bytes=demand.activation_bytes,
+            prompt_bytes=demand.prompt_activation_bytes,
+        )
+        return Problem(tuple(preferred), ways, self.request.nodes_min, self.request.nodes_max)
 
-    def _link_seconds(self) -> LinkSeconds:
-        return {
-            (sender, receiver): link.latency.ToNanoseconds() / 1e9
-            for sender, record in self.state.nodes.items()
-            for receiver, link in record.links.items()
-            if link.reachable and link.HasField("latency")
-        }
+    def _replaced_node_ids(self) -> frozenset[str]:
+        """The nodes of the instance that this one takes the place of."""
+        replaced = self.state.instances.get(self.request.replaced_instance_id)
+        return frozenset() if replaced is None else frozenset(each.shard.node_id for each in replaced.shards)

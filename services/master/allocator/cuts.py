@@ -7,45 +7,91 @@ Rules this module lives by:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from services.master.allocator.ranges import Candidate, boundaries
+import numpy as np
 
-Cost = Callable[[int, int, int], float]
-"""What it costs that a rank gets the layers from a start to an end."""
-Join = Callable[[float, float], float]
-"""How costs of ranks make a cost of the whole; never falls when one of them rises."""
+from services.master.allocator.ranges import Candidate
+
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+"""What it costs that a rank gets the layers from a start to an end; infinite where it cannot hold them."""
 
 SHARE_WEIGHT: Final = 1e-6
 """How much shares count against time: enough to choose between equal times, too little to be felt."""
 
 
-def cut(order: Sequence[Candidate], cost: Cost, join: Join) -> tuple[int, ...]:
-    """The ends of each rank's layers with the least cost, for an order that can hold the model."""
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-    for rank in range(len(order)):
-        reached: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for start in sorted(best, reverse=True):
-            so_far, cuts = best[start]
-            for end in _ends(order, rank, start):
-                total = join(so_far, cost(rank, start, end))
-                if end not in reached or total < reached[end][0]:
-                    reached[end] = (total, (*cuts, end))
-        best = reached
-    return best[order[0].layers][1]
+def cut_by_shares(order: Sequence[Candidate]) -> tuple[int, ...] | None:
+    """The ends of each rank's layers that come closest to its share; None when the order cannot hold the model."""
+    return _cut([_fitting(order, rank, costs) for rank, costs in enumerate(_share_costs(order))], bottleneck=False)
 
 
-def _ends(order: Sequence[Candidate], rank: int, start: int) -> list[int]:
-    """Where `rank` can end when it starts at `start`."""
-    candidate, end = order[rank], order[rank].layers
+def cut_by_time(order: Sequence[Candidate], *, bottleneck: bool) -> tuple[int, ...] | None:
+    """The ends with the least time for a token or, for `bottleneck`, the shortest longest stage.
+
+    Where times are equal, shares decide. None when the order cannot hold the model.
+    """
+    stages = []
+    for rank, shares_missed in enumerate(_share_costs(order)):
+        seconds = _differences(order[rank].second_sums)
+        seconds[:, -1] += order[rank].head_seconds
+        stages.append(_fitting(order, rank, seconds * (1 + SHARE_WEIGHT * shares_missed)))
+    return _cut(stages, bottleneck=bottleneck)
+
+
+def stage_seconds(candidate: Candidate, start: int, end: int) -> float:
+    """The time the layers from `start` to `end` take for a token on a node whose speed is known."""
+    seconds = float(candidate.second_sums[end] - candidate.second_sums[start])
+    return seconds + candidate.head_seconds if end == candidate.layers else seconds
+
+
+def _cut(stages: Sequence[Matrix], *, bottleneck: bool) -> tuple[int, ...] | None:
+    """The ends with the least cost; of equally good ones those that give earlier ranks more."""
+    last = len(stages[0]) - 1
+    best = stages[0][0]
+    starts = []
+    for stage in stages[1:]:
+        total = np.maximum(best[:, None], stage) if bottleneck else best[:, None] + stage
+        starts.append(last - total[::-1].argmin(axis=0))
+        best = np.take_along_axis(total, starts[-1][None], axis=0)[0]
+    if not np.isfinite(best[last]):
+        return None
+    ends = [last]
+    for before in reversed(starts):
+        ends.append(int(before[ends[-1]]))
+    return tuple(reversed(ends))
+
+
+def _fitting(order: Sequence[Candidate], rank: int, costs: Matrix) -> Matrix:
+    """`costs` where the rank can hold its layers, else infinite."""
+    candidate, last = order[rank], order[rank].layers
+    fits = np.zeros(costs.shape, dtype=bool)
     if len(order) == 1:
-        return [end]
-    if rank == 0:
-        return list(boundaries(candidate.first_ends))
-    if rank == len(order) - 1:
-        return [end] if candidate.last_starts >> start & 1 else []
-    return list(boundaries(candidate.ends_from(1 << start)))
+        fits[0, last] = candidate.alone
+    elif rank == 0:
+        fits[0, candidate.first_low : candidate.first_high + 1] = True
+    elif rank == len(order) - 1:
+        fits[candidate.last_low : candidate.last_high + 1, last] = True
+    else:
+        starts, ends = np.arange(last)[:, None], np.arange(last)
+        low, high = (starts + 1, np.array(candidate.farthest)[:, None])
+        if candidate.layers_fixed is not None:
+            low = starts + candidate.layers_fixed
+            high = np.minimum(high, low)
+        fits[1:last, :last] = ((ends >= low) & (ends <= high))[1:]
+    return np.where(fits, costs, np.inf)
+
+
+def _share_costs(order: Sequence[Candidate]) -> list[Matrix]:
+    """For each rank how far its part of the layers is from its share."""
+    return [
+        (_differences(candidate.demand.layer_array) / candidate.demand.layer_array[-1] - part) ** 2
+        for candidate, part in zip(order, shares(order), strict=True)
+    ]
+
+
+def _differences(sums: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Matrix:
+    return sums[None, :] - sums[:, None]
 
 
 def shares(order: Sequence[Candidate]) -> list[float]:
@@ -66,34 +112,6 @@ def shares(order: Sequence[Candidate]) -> list[float]:
         left = max(0.0, left - sum(parts[rank] for rank in full))
         open_ranks = [rank for rank in open_ranks if rank not in full] if full else []
     return parts
-
-
-def share_cost(order: Sequence[Candidate]) -> Cost:
-    """How far a rank's part of the layers is from its share."""
-    parts = shares(order)
-
-    def cost(rank: int, start: int, end: int) -> float:
-        sums = order[rank].demand.layer_sums
-        return float(((sums[end] - sums[start]) / sums[-1] - parts[rank]) ** 2)
-
-    return cost
-
-
-def stage_seconds(candidate: Candidate, start: int, end: int) -> float:
-    """The time the layers from `start` to `end` take for a token on a node whose speed is known."""
-    if not candidate.bytes_per_second:
-        raise ValueError(f"the speed of {candidate.node_id} is not known")
-    return candidate.demand.read_bytes(start, end) / candidate.bytes_per_second
-
-
-def time_cost(order: Sequence[Candidate]) -> Cost:
-    """How long a rank takes for a token; where that is equal, how far it is from its share."""
-    share = share_cost(order)
-
-    def cost(rank: int, start: int, end: int) -> float:
-        return stage_seconds(order[rank], start, end) * (1 + SHARE_WEIGHT * share(rank, start, end))
-
-    return cost
 
 
 def _layer_room(order: Sequence[Candidate], rank: int) -> int:

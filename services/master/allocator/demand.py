@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from ullage.v1 import model_pb2, node_pb2
 
@@ -23,10 +26,19 @@ FLOAT32_BYTES: Final = 4
 SCORE_BYTES: Final = 2 * FLOAT32_BYTES
 """What the score of one token of the vocabulary takes: itself, and its place in a sorted copy."""
 
+ANSWER_TOKENS: Final = 256
+"""Over how many tokens of an answer the time of its prompt is spread."""
+
+FLOPS_PER_PARAMETER: Final = 2
+"""A multiplication and an addition for each token of a prompt."""
+
 UINT64_MAX: Final = 2**64 - 1
 
 BOUNDLESS_BYTES: Final = 2**256
 """Room for anything that can be asked for."""
+
+
+Sums = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 class Form(NamedTuple):
@@ -43,6 +55,8 @@ class Load(NamedTuple):
 
     context_tokens: int
     concurrent_sequences: int
+    prompt_tokens: int = 0
+    """How long the prompts are for which the placement shall be good; 0 where only the answer counts."""
 
 
 def form_of(runner: node_pb2.RunnerProfile) -> Form:
@@ -78,6 +92,51 @@ class Demand:
     """The scores of the next token of each sequence: a prompt's other tokens are not scored."""
     smallest_layer_bytes: int
     largest_layer_bytes: int
+    parameter_sums: tuple[int, ...]
+    """The numbers in the first i layers that a token is multiplied with."""
+    activation_bytes: int
+    """What one token carries from one rank to the next."""
+    prompt_tokens: int
+
+    @cached_property
+    def read_array(self) -> Sums:
+        """`read_sums` to reckon with."""
+        return np.array([float(each) for each in self.read_sums])
+
+    @cached_property
+    def layer_array(self) -> Sums:
+        """`layer_sums` to reckon with."""
+        return np.array([float(each) for each in self.layer_sums])
+
+    @cached_property
+    def prompt_flops(self) -> Sums:
+        """What the prompt costs the first i layers for each token of the answer."""
+        share = self.prompt_tokens * FLOPS_PER_PARAMETER / ANSWER_TOKENS
+        return np.array([each * share for each in self.parameter_sums])
+
+    @property
+    def prompt_activation_bytes(self) -> float:
+        """What the prompt carries from one rank to the next for each token of the answer."""
+        return self.activation_bytes * self.prompt_tokens / ANSWER_TOKENS
+
+    @property
+    def head_read_bytes(self) -> int:
+        """What the last rank reads for a token besides its layers: a tied head reads the embedding."""
+        return self.head_bytes + self.embedding_copy_bytes
+
+    @property
+    def alike(self) -> bool:
+        """Every layer takes the same."""
+        return self.smallest_layer_bytes == self.largest_layer_bytes
+
+    @cached_property
+    def least_window_bytes(self) -> tuple[int, ...]:
+        """The bytes of the smallest n layers that follow each other, for n from 0 on."""
+        sums = self.layer_sums
+        return tuple(
+            min(after - before for before, after in zip(sums, sums[count:], strict=False))
+            for count in range(len(sums))
+        )
 
     @property
     def layers(self) -> int:
@@ -117,8 +176,7 @@ class Demand:
     def read_bytes(self, first_layer: int, end_layer: int) -> int:
         """What the shard reads for one token of one sequence."""
         read = self.read_sums[end_layer] - self.read_sums[first_layer]
-        # A tied head reads the embedding, wherever its bytes are counted.
-        return read + self.head_bytes + self.embedding_copy_bytes if end_layer == self.layers else read
+        return read + self.head_read_bytes if end_layer == self.layers else read
 
     def _head_bytes(self, *, first: bool) -> int:
         return self.head_bytes if first else self.head_bytes + self.embedding_copy_bytes
@@ -144,6 +202,9 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
         logits_bytes=load.concurrent_sequences * model.vocabulary_size * SCORE_BYTES,
         smallest_layer_bytes=min(both),
         largest_layer_bytes=max(both),
+        parameter_sums=tuple(accumulate((layer.weight.parameters for layer in model.layers), initial=0)),
+        activation_bytes=model.hidden_size * form.element_bytes,
+        prompt_tokens=load.prompt_tokens,
     )
 
 

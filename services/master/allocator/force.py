@@ -13,7 +13,7 @@ from typing import Final
 
 from services.master.allocator.budget import Budget, View
 from services.master.allocator.case import Case
-from services.master.allocator.search import Solution
+from services.master.allocator.solution import Solution
 
 PARTS: Final = 1024
 """In how many parts of its own size a node's room is widened."""

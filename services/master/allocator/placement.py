@@ -10,7 +10,7 @@ from services.master.allocator.budget import Budget
 from services.master.allocator.demand import UINT64_MAX
 from services.master.allocator.naming import listed
 from services.master.allocator.request import Request
-from services.master.allocator.search import Solution
+from services.master.allocator.solution import Solution
 from services.master.allocator.wording import counted, size
 from services.master.state import State
 from ullage.v1 import model_pb2, node_pb2

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from services.master.allocator.demand import Demand
+import numpy as np
+
+from services.master.allocator.demand import Demand, Sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,8 @@ class Candidate:
     """What its share is in proportion to: its room, weighed by pressure."""
     bytes_per_second: float | None = None
     """How fast it reads while decoding, weighed by pressure; None when unknown."""
+    flops_per_second: float | None = None
+    """How fast it computes while it takes in a prompt, weighed by pressure; None when unknown."""
     layers_fixed: int | None = None
     required: bool = False
 
@@ -38,29 +42,65 @@ class Candidate:
         """How many layers the model has."""
         return self.demand.layers
 
+    @property
+    def must(self) -> bool:
+        """The request names it: no placement goes without it."""
+        return self.required or self.layers_fixed is not None
+
     @cached_property
     def alone(self) -> bool:
         """It can hold the whole model."""
         return self.layers_fixed in {None, self.layers} and self.demand.alone_bytes <= self.room_bytes
 
     @cached_property
-    def first_ends(self) -> int:
-        """Where it can end as the first of several."""
+    def first_high(self) -> int:
+        """The last boundary where it can end as the first of several; below `first_low` when there is none."""
         farthest = bisect_right(self.demand.layer_sums, self.room_bytes - self.demand.first_bytes) - 1
         farthest = min(farthest, self.layers - 1)
-        if self.layers_fixed is not None:
-            return 1 << self.layers_fixed if 0 < self.layers_fixed <= farthest else 0
-        return _ones(1, farthest)
+        return farthest if self.layers_fixed is None else min(farthest, self.layers_fixed)
+
+    @property
+    def first_low(self) -> int:
+        """The first such boundary."""
+        return 1 if self.layers_fixed is None else self.layers_fixed
 
     @cached_property
-    def last_starts(self) -> int:
-        """Where it can start as the last of several."""
+    def last_low(self) -> int:
+        """The first boundary where it can start as the last of several; above `last_high` when there is none."""
         sums = self.demand.layer_sums
         nearest = max(1, bisect_left(sums, sums[-1] - (self.room_bytes - self.demand.last_bytes)))
-        if self.layers_fixed is not None:
-            start = self.layers - self.layers_fixed
-            return 1 << start if nearest <= start < self.layers else 0
-        return _ones(nearest, self.layers - 1)
+        return nearest if self.layers_fixed is None else max(nearest, self.layers - self.layers_fixed)
+
+    @property
+    def last_high(self) -> int:
+        """The last such boundary."""
+        return self.layers - (1 if self.layers_fixed is None else self.layers_fixed)
+
+    @property
+    def first_ends(self) -> int:
+        """Where it can end as the first of several."""
+        return _ones(self.first_low, self.first_high)
+
+    @property
+    def last_starts(self) -> int:
+        """Where it can start as the last of several."""
+        return _ones(self.last_low, self.last_high)
+
+    @cached_property
+    def second_sums(self) -> Sums:
+        """The seconds that the first i layers take for a token, with their part of the prompt where that counts.
+
+        For candidates whose speed is known.
+        """
+        seconds = self.demand.read_array / (self.bytes_per_second or np.nan)
+        if self.flops_per_second:
+            seconds = seconds + self.demand.prompt_flops / self.flops_per_second
+        return seconds
+
+    @cached_property
+    def head_seconds(self) -> float:
+        """What the last rank takes for a token besides its layers."""
+        return self.demand.head_read_bytes / (self.bytes_per_second or float("nan"))
 
     def ends_from(self, starts: int) -> int:
         """Where it can end between two others, starting at any of `starts`."""
@@ -74,7 +114,7 @@ class Candidate:
             low = (starts & -starts).bit_length() - 1
             run = starts >> low
             high = low + (run ^ (run + 1)).bit_length() - 2
-            ends |= _ones(low + 1, self._farthest[high])
+            ends |= _ones(low + 1, self.farthest[high])
             starts = starts >> (high + 1) << (high + 1)
         return ends & inner
 
@@ -89,10 +129,10 @@ class Candidate:
         if demand.smallest_layer_bytes == demand.largest_layer_bytes:
             room = max(0, self.room_bytes - demand.working_bytes)
             return min(demand.layers, room // demand.largest_layer_bytes)
-        return max(end - start for start, end in enumerate(self._farthest))
+        return max(0, bisect_right(demand.least_window_bytes, self.room_bytes - demand.working_bytes) - 1)
 
     @cached_property
-    def _farthest(self) -> tuple[int, ...]:
+    def farthest(self) -> tuple[int, ...]:
         """For each start the end of the longest range that fits between two others."""
         sums = self.demand.layer_sums
         room = self.room_bytes - self.demand.working_bytes
@@ -108,12 +148,12 @@ class Candidate:
     @cached_property
     def _starts(self) -> int:
         """Where it can hold the layer that follows."""
-        return sum(1 << start for start, end in enumerate(self._farthest) if end > start)
+        return sum(1 << start for start, end in enumerate(self.farthest) if end > start)
 
     @cached_property
     def _fixed_starts(self) -> int:
         fixed = self.layers_fixed or 0
-        return sum(1 << start for start, end in enumerate(self._farthest) if end - start >= fixed > 0)
+        return sum(1 << start for start, end in enumerate(self.farthest) if end - start >= fixed > 0)
 
 
 def boundaries(bits: int) -> Iterator[int]:

@@ -1,184 +1,139 @@
 """Who gets which layers: the best arrangement under an objective, and what came close.
 
+Up to EXACT_NODES_MAX nodes every set, order and cut is weighed, and the answer is the best there is. Of more nodes
+some few are proposed (`shortlist`), and every set, order and cut of these is weighed.
+
 Rules this module lives by:
 - It answers whenever `fits` says yes, and `fits` does not depend on the objective: wishes choose, they never refuse.
 - Speeds count only when they are known for every candidate: a guess would send layers to whoever says nothing.
 - Deterministic: nodes are preferred by weight, then by id, never by when they joined.
+- A placement that is to be replaced is left only for one that is better by more than a sample's noise.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, islice, zip_longest
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
-from services.master.allocator.arrangement import EXACT_NODES_MAX, Arrangements, Members, Problem
-from services.master.allocator.cuts import cut, share_cost, stage_seconds, time_cost
-from services.master.allocator.ranges import Candidate
+from services.master.allocator.arrangement import arranged, fits
+from services.master.allocator.exact import EXACT_NODES_MAX, Best, Exact
+from services.master.allocator.problem import Problem
+from services.master.allocator.shortlist import many, windows
+from services.master.allocator.solution import Solution, solution
 from ullage.v1 import model_pb2
 
-HOP_SECONDS: Final = 0.001
-"""From one rank to the next where no link was measured: what a hop may cost on a local network."""
+__all__ = ["fits", "solve"]
 
 RUNNERS_UP_MAX: Final = 3
 
-SETS_CUT_MAX: Final = 4
-"""How many sets are cut exactly after all were ranked by an estimate, which is within some per cent of it."""
+KEPT_UNLESS_BETTER: Final = 0.95
+"""What is to be replaced stays where it is unless elsewhere takes less than this part of its time."""
 
-LinkSeconds = Mapping[tuple[str, str], float]
-"""The measured latency from one node to another."""
+EQUAL_DIGITS: Final = 9
+"""Times that agree in so many digits are equal: weight decides between them."""
 
 
 @dataclass(frozen=True)
-class Solution:
-    """Nodes in order, each with the end of its layers."""
+class Aim:
+    """What makes one arrangement better than another."""
 
-    order: tuple[Candidate, ...]
-    ends: tuple[int, ...]
-    seconds_per_token: float | None
-    """Predicted; None where a speed is unknown."""
-    bottleneck_seconds: float | None
-    """The longest time a token spends on one rank or link."""
+    timed: bool = False
+    bottleneck: bool = False
+    """The longest stage or hop counts, not their sum."""
+    size: int = 0
+    """1 where fewer nodes are better before anything else, -1 where more are."""
+    kept: frozenset[str] = frozenset()
+    """The nodes of the placement that this one replaces."""
 
-    @property
-    def weight(self) -> int:
-        """The weighted memory of its nodes."""
-        return sum(candidate.weight for candidate in self.order)
+    def rank(self, found: Solution) -> tuple[float, ...]:
+        """The less, the better."""
+        seconds, bottleneck = found.seconds_per_token or 0.0, found.bottleneck_seconds or 0.0
+        cost = (bottleneck if self.bottleneck else seconds) if self.timed else 0.0
+        if self.kept and found.node_ids == self.kept:
+            cost *= KEPT_UNLESS_BETTER
+        kept = 0 if found.node_ids == self.kept else 1
+        then = seconds if self.bottleneck else 0.0
+        return self.size * len(found.order), _digits(cost), _digits(then), kept, -found.weight
 
-
-def fits(problem: Problem) -> bool:
-    """Some arrangement of the candidates holds the model."""
-    arrangements = Arrangements(_by_weight(problem))
-    sizes = range(problem.size_min, min(problem.size_max, EXACT_NODES_MAX) + 1)
-    if any(next(arrangements.sets(size), None) for size in sizes):
-        return True
-    return arrangements.chain(most=False) is not None
+    def rank_of(self, best: Best, problem: Problem) -> tuple[float, ...]:
+        """The same of a set before it is cut."""
+        members = [problem.candidates[i] for i in best.members]
+        kept = frozenset(each.node_id for each in members) == self.kept
+        cost = best.cost * KEPT_UNLESS_BETTER if kept else best.cost
+        return (
+            self.size * len(members),
+            _digits(cost) if self.timed else 0.0,
+            0 if kept else 1,
+            -sum(candidate.weight for candidate in members),
+        )
 
 
 def solve(
-    problem: Problem, objective: model_pb2.Objective.ValueType, link_seconds: LinkSeconds
+    problem: Problem, objective: model_pb2.Objective.ValueType, kept: frozenset[str] = frozenset()
 ) -> tuple[Solution, ...]:
-    """The best arrangement, then runners-up; empty when the model does not fit."""
-    speeds_known = all(candidate.bytes_per_second for candidate in problem.candidates)
+    """The best arrangement, then runners-up; empty when the model does not fit.
+
+    `kept` are the nodes of the placement that is replaced.
+    """
+    aim = _aim(objective, kept, speeds_known=problem.speeds_known)
+    if len(problem.candidates) <= EXACT_NODES_MAX:
+        return tuple(_weighed(problem, aim))
+    found: dict[tuple[str, ...], Solution] = {}
+    for solved in _proposed(problem, aim):
+        names = tuple(candidate.node_id for candidate in solved.order)
+        if names not in found or aim.rank(solved) < aim.rank(found[names]):
+            found[names] = solved
+    if not found:
+        order = arranged(problem, most=aim.size < 0)
+        last = solution(problem, order, timed=False) if order else None
+        return (last,) if last else ()
+    return tuple(sorted(found.values(), key=aim.rank)[: RUNNERS_UP_MAX + 1])
+
+
+def _aim(objective: model_pb2.Objective.ValueType, kept: frozenset[str], *, speeds_known: bool) -> Aim:
     match objective:
         case model_pb2.OBJECTIVE_FEWEST_NODES:
-            return _fewest(problem, link_seconds, timed=speeds_known)
+            return Aim(timed=speeds_known, size=1, kept=kept)
         case model_pb2.OBJECTIVE_PROPORTIONAL:
-            return _widest(problem, link_seconds)
+            return Aim(size=-1, kept=kept)
         case model_pb2.OBJECTIVE_THROUGHPUT:
-            if speeds_known:
-                return _fastest(problem, link_seconds, throughput=True)
-            return _widest(problem, link_seconds)
+            return Aim(timed=speeds_known, bottleneck=speeds_known, size=0 if speeds_known else -1, kept=kept)
         case _:
-            if speeds_known:
-                return _fastest(problem, link_seconds, throughput=False)
-            return _fewest(problem, link_seconds, timed=False)
+            # Without speeds no node is used without need.
+            return Aim(timed=speeds_known, size=0 if speeds_known else 1, kept=kept)
 
 
-def _fewest(problem: Problem, link_seconds: LinkSeconds, *, timed: bool) -> tuple[Solution, ...]:
-    """The smallest sets, the weightiest first or, when `timed`, the fastest."""
-    arrangements = Arrangements(_by_weight(problem))
-    for size in range(problem.size_min, min(problem.size_max, EXACT_NODES_MAX) + 1):
-        sets = list(islice(arrangements.sets(size), None if timed else RUNNERS_UP_MAX + 1))
-        if timed and sets:
-            return _ranked_by_time(arrangements, sets, link_seconds, throughput=False)
-        if sets:
-            return tuple(_shared(arrangements, arrangements.order(members), link_seconds) for members in sets)
-    found = arrangements.chain(most=False)
-    return (_shared(arrangements, found, link_seconds),) if found else ()
+def _weighed(problem: Problem, aim: Aim) -> Iterator[Solution]:
+    """The best sets of a problem small enough to weigh them all."""
+    exact = Exact(problem, timed=aim.timed, bottleneck=aim.bottleneck)
+    best = sorted(exact.sets, key=lambda each: (*aim.rank_of(each, problem), each.members))
+    yield from islice(filter(None, (_ordered(problem, exact, each, aim) for each in best)), RUNNERS_UP_MAX + 1)
 
 
-def _widest(problem: Problem, link_seconds: LinkSeconds) -> tuple[Solution, ...]:
-    """Over as many nodes as can hold a layer each, in shares of their weight."""
-    arrangements = Arrangements(_by_weight(problem))
-    found = arrangements.chain(most=True)
-    if found:
-        return (_shared(arrangements, found, link_seconds),)
-    sizes = range(min(problem.size_max, EXACT_NODES_MAX), problem.size_min - 1, -1)
-    sets = islice(chain.from_iterable(map(arrangements.sets, sizes)), RUNNERS_UP_MAX + 1)
-    return tuple(_shared(arrangements, arrangements.order(members), link_seconds) for members in sets)
+def _ordered(problem: Problem, exact: Exact, best: Best, aim: Aim) -> Solution | None:
+    """The set in its best order; as its nodes are preferred, if that is as good."""
+    preferred = solution(problem, best.members, timed=aim.timed, bottleneck=aim.bottleneck)
+    if preferred is not None and (not aim.timed or _as_good(preferred, best, aim)):
+        return preferred
+    return solution(problem, exact.order(best), timed=aim.timed, bottleneck=aim.bottleneck)
 
 
-def _fastest(problem: Problem, link_seconds: LinkSeconds, *, throughput: bool) -> tuple[Solution, ...]:
-    """The least predicted time per token or, for `throughput`, the shortest bottleneck."""
-    arrangements = Arrangements(_by_speed_and_room(problem))
-    sizes = range(problem.size_min, min(problem.size_max, EXACT_NODES_MAX) + 1)
-    sets = list(chain.from_iterable(map(arrangements.sets, sizes)))
-    if sets:
-        return _ranked_by_time(arrangements, sets, link_seconds, throughput=throughput)
-    return _fewest(problem, link_seconds, timed=False)
+def _as_good(found: Solution, best: Best, aim: Aim) -> bool:
+    cost = found.bottleneck_seconds if aim.bottleneck else found.seconds_per_token
+    return cost is not None and _digits(cost) <= _digits(best.cost)
 
 
-def _ranked_by_time(
-    arrangements: Arrangements, sets: Sequence[Members], link_seconds: LinkSeconds, *, throughput: bool
-) -> tuple[Solution, ...]:
-    estimated = sorted(sets, key=lambda members: (_estimate(arrangements, members, throughput=throughput), members))
-    solutions = [
-        _timed(arrangements, members, link_seconds, throughput=throughput) for members in estimated[:SETS_CUT_MAX]
-    ]
-
-    def rank(solution: Solution) -> tuple[float, float, int]:
-        seconds, bottleneck = solution.seconds_per_token or 0.0, solution.bottleneck_seconds or 0.0
-        first, second = (bottleneck, seconds) if throughput else (seconds, bottleneck)
-        return first, second, -solution.weight
-
-    return tuple(sorted(solutions, key=rank)[: RUNNERS_UP_MAX + 1])
+def _proposed(problem: Problem, aim: Aim) -> Iterable[Solution]:
+    """Solutions among many candidates, from the windows that are worth weighing whole."""
+    for window in windows(problem, timed=aim.timed, size=aim.size):
+        yield from _weighed(problem.among(window), aim)
+    for order in many(problem, timed=aim.timed, size=aim.size):
+        solved = solution(problem, order, timed=aim.timed, bottleneck=aim.bottleneck)
+        if solved is not None:
+            yield solved
 
 
-def _estimate(arrangements: Arrangements, members: Members, *, throughput: bool) -> float:
-    """About the seconds a token takes on these nodes: the fastest are filled first, layers taken as divisible."""
-    candidates = sorted((arrangements.candidates[i] for i in members), key=lambda each: -(each.bytes_per_second or 0.0))
-    whole = [stage_seconds(candidate, 0, candidate.layers) for candidate in candidates]
-    least = 1 / candidates[0].layers
-    if throughput:
-        return 1 / sum(1 / seconds for seconds in whole)
-    left, total = 1.0, HOP_SECONDS * len(members) if len(members) > 1 else 0.0
-    for place, (candidate, seconds) in enumerate(zip(candidates, whole, strict=True)):
-        most = min(candidate.room_bytes / candidate.demand.layer_sums[-1], left - least * (len(members) - 1 - place))
-        part = max(least, most)
-        total += part * seconds
-        left -= part
-    return total
-
-
-def _shared(arrangements: Arrangements, order: Members, link_seconds: LinkSeconds) -> Solution:
-    candidates = tuple(arrangements.candidates[i] for i in order)
-    return _solution(candidates, cut(candidates, share_cost(candidates), operator.add), link_seconds)
-
-
-def _timed(arrangements: Arrangements, members: Members, link_seconds: LinkSeconds, *, throughput: bool) -> Solution:
-    candidates = tuple(arrangements.candidates[i] for i in arrangements.order(members))
-    ends = cut(candidates, time_cost(candidates), max if throughput else operator.add)
-    return _solution(candidates, ends, link_seconds)
-
-
-def _solution(order: tuple[Candidate, ...], ends: tuple[int, ...], link_seconds: LinkSeconds) -> Solution:
-    if not all(candidate.bytes_per_second for candidate in order):
-        return Solution(order, ends, None, None)
-    stages = [
-        stage_seconds(candidate, start, end) for candidate, start, end in zip(order, (0, *ends[:-1]), ends, strict=True)
-    ]
-    hops = _hops(order, link_seconds)
-    return Solution(order, ends, sum(stages) + sum(hops), max(*stages, *hops, 0.0))
-
-
-def _hops(order: Sequence[Candidate], link_seconds: LinkSeconds) -> list[float]:
-    """The way from each rank to the next, and of the sampled token from the last to the first."""
-    if len(order) == 1:
-        return []
-    ring = zip(order, (*order[1:], order[0]), strict=True)
-    return [link_seconds.get((sender.node_id, receiver.node_id), HOP_SECONDS) for sender, receiver in ring]
-
-
-def _by_weight(problem: Problem) -> Problem:
-    return replace(problem, candidates=tuple(sorted(problem.candidates, key=lambda each: (-each.weight, each.node_id))))
-
-
-def _by_speed_and_room(problem: Problem) -> Problem:
-    """The fastest, the roomiest, the second fastest, …: the few that are looked at hold both kinds."""
-    fast = sorted(problem.candidates, key=lambda each: (-(each.bytes_per_second or 0.0), each.node_id))
-    roomy = sorted(problem.candidates, key=lambda each: (-each.room_bytes, each.node_id))
-    mixed = {each.node_id: each for pair in zip_longest(fast, roomy) for each in pair if each is not None}
-    return replace(problem, candidates=tuple(mixed.values()))
+def _digits(seconds: float) -> float:
+    return float(f"{seconds:.{EQUAL_DIGITS}g}")

@@ -1,0 +1,141 @@
+"""Which nodes to take when there are many: the fastest are filled first, exactly but for unequal layers and ways.
+
+Where layers take the same and ways cost the same, a best set fills every node but its slowest. So the nodes are
+gone through from the fastest on, each skipped or filled as a first, a last or an inner rank, until what is left
+fits the next: a knapsack over (roles given, nodes taken, layers held). What it takes as equal is made exact later.
+
+Rules this module lives by:
+- It proposes and never decides: a proposal is tried with its true bytes and ways before it is believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from services.master.allocator.problem import Members, Problem
+
+FILLED_NODES_MAX: Final = 24
+"""The largest set that is proposed; whoever needs more gets the roomiest."""
+
+_FIRST, _LAST, _INNER = 0, 1, 2
+
+Costs = np.ndarray[tuple[int, int, int], np.dtype[np.float64]]
+"""By roles given (1 the first, 2 the last), nodes taken and layers held."""
+
+
+@dataclass(frozen=True, eq=False)
+class Filling:
+    """The knapsack over some of a problem's candidates."""
+
+    layers: int
+    size_min: int
+    size_max: int
+    seconds: np.ndarray[tuple[int], np.dtype[np.float64]]
+    """Each candidate's for one layer, ascending."""
+    attached: np.ndarray[tuple[int], np.dtype[np.float64]]
+    """Each candidate's for the way to it."""
+    heads: np.ndarray[tuple[int], np.dtype[np.float64]]
+    rooms: np.ndarray[tuple[int, int], np.dtype[np.intp]]
+    """By candidate and role, the layers it holds."""
+
+    def best(self) -> tuple[int, ...] | None:
+        """The candidates of the best set, the first rank's first and the last rank's last; None where there is none."""
+        costs = np.full((4, self.size_max + 1, self.layers + 1), np.inf)
+        costs[0, 0, 0] = 0.0
+        steps: list[Costs] = []
+        found: tuple[float, int, int, tuple[int, int, int]] | None = None
+        for i in range(len(self.seconds)):
+            ended = self._ended(costs, i)
+            if ended is not None and (found is None or ended[0] < found[0]):
+                found = (ended[0], i, *ended[1:])
+            steps.append(costs)
+            costs = self._taken(costs, i)
+        return self._members(steps, *found[1:]) if found else None
+
+    def _taken(self, costs: Costs, i: int) -> Costs:
+        """The costs once candidate `i` was skipped or filled."""
+        taken = costs.copy()
+        for role in (_FIRST, _LAST, _INNER):
+            held = int(self.rooms[i, role])
+            if 0 < held < self.layers:
+                added = held * self.seconds[i] + self._beside(i, role)
+                for before, after in _turns(role):
+                    better = costs[before, :-1, : self.layers + 1 - held] + added
+                    target = taken[after, 1:, held:]
+                    np.minimum(target, better, out=target)
+        return taken
+
+    def _ended(self, costs: Costs, i: int) -> tuple[float, int, tuple[int, int, int]] | None:
+        """The least cost of giving candidate `i` all that is left, in which role, and from where."""
+        best: tuple[float, int, tuple[int, int, int]] | None = None
+        for role, before in ((_INNER, 3), (_FIRST, 2), (_LAST, 1)):
+            held = int(self.rooms[i, role])
+            low, fewest = max(1, self.layers - held), max(1, self.size_min - 1)
+            if held <= 0 or fewest >= self.size_max:
+                continue
+            left = np.arange(self.layers - low, 0, -1)
+            totals = costs[before, fewest : self.size_max, low : self.layers] + left * self.seconds[i]
+            place = np.unravel_index(int(totals.argmin()), totals.shape)
+            total = float(totals[place]) + self._beside(i, role)
+            if np.isfinite(total) and (best is None or total < best[0]):
+                best = (total, role, (before, fewest + int(place[0]), low + int(place[1])))
+        return best
+
+    def _beside(self, i: int, role: int) -> float:
+        return float(self.attached[i] + (self.heads[i] if role == _LAST else 0.0))
+
+    def _members(self, steps: list[Costs], last: int, role: int, place: tuple[int, int, int]) -> tuple[int, ...]:
+        """The way back from where the slowest node was given what was left."""
+        roles = {role: [last]}
+        for i in range(last - 1, -1, -1):
+            before = steps[i]
+            if before[place] == steps[i + 1][place]:
+                continue
+            for taken in (_FIRST, _LAST, _INNER):
+                held = int(self.rooms[i, taken])
+                origins = [(start, place[1] - 1, place[2] - held) for start, end in _turns(taken) if end == place[0]]
+                added = held * self.seconds[i] + self._beside(i, taken)
+                origin = next((at for at in origins if at[2] >= 0 and before[at] + added == steps[i + 1][place]), None)
+                if origin is not None and held > 0:
+                    roles.setdefault(taken, []).append(i)
+                    place = origin
+                    break
+        return (*roles.get(_FIRST, []), *roles.get(_INNER, []), *roles.get(_LAST, []))
+
+
+def _turns(role: int) -> tuple[tuple[int, int], ...]:
+    """From which roles given to which a node in `role` leads."""
+    return {_FIRST: ((0, 1), (2, 3)), _LAST: ((0, 2), (1, 3)), _INNER: tuple((each, each) for each in range(4))}[role]
+
+
+def fastest_set(problem: Problem, attached: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Members | None:
+    """The nodes of the best set of more than one, in an order of their roles, if every way cost what `attached` says."""
+    candidates = problem.candidates
+    size_max = min(problem.size_max, FILLED_NODES_MAX)
+    if size_max < 2:
+        return None
+    seconds = np.array([candidate.second_sums[-1] / problem.layers for candidate in candidates])
+    order = np.lexsort((np.arange(len(candidates)), seconds))
+    rooms = [_rooms(problem, int(i)) for i in order]
+    filling = Filling(
+        layers=problem.layers,
+        size_min=problem.size_min,
+        size_max=size_max,
+        seconds=seconds[order],
+        attached=attached[order],
+        heads=np.array([candidates[i].head_seconds for i in order]),
+        rooms=np.array(rooms),
+    )
+    members = filling.best()
+    return None if members is None else tuple(int(order[i]) for i in members)
+
+
+def _rooms(problem: Problem, i: int) -> tuple[int, int, int]:
+    """How many layers a candidate holds as the first, the last and an inner rank."""
+    candidate = problem.candidates[i]
+    first = max(0, candidate.first_high)
+    last = max(0, problem.layers - candidate.last_low)
+    return first, last, min(candidate.most_layers, problem.layers - 1)

@@ -1,0 +1,89 @@
+"""Which few of many nodes are worth weighing whole.
+
+Rules this module lives by:
+- Where speeds are known, the proposals are what would be best if every way cost the same, from several points of
+  view where ways differ, each with the neighbours that might do better.
+- Where they are not, the weightiest nodes; fewer nodes if fewer can hold the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from services.master.allocator.arrangement import arranged
+from services.master.allocator.exact import EXACT_NODES_MAX
+from services.master.allocator.filling import fastest_set
+from services.master.allocator.problem import Members, Problem
+
+WINDOW_NODES: Final = 6
+"""How many nodes are weighed whole together, where a proposal itself is not larger."""
+
+POINTS_OF_VIEW: Final = 3
+"""From how many nodes the ways are looked at where they differ."""
+
+
+def windows(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
+    """Sets of at most EXACT_NODES_MAX candidates."""
+    seen: set[Members] = set()
+    for proposal in _proposals(problem, timed=timed, size=size):
+        window = _filled(problem, proposal, timed=timed)
+        if len(proposal) <= EXACT_NODES_MAX and window not in seen:
+            seen.add(window)
+            yield window
+
+
+def many(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
+    """Orders of more candidates than that."""
+    return (each for each in _proposals(problem, timed=timed, size=size) if len(each) > EXACT_NODES_MAX)
+
+
+def _proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
+    if problem.required:
+        yield problem.required
+    if not timed or size:
+        yield ()
+        found = arranged(problem, most=size < 0)
+        if found is not None:
+            yield found
+        return
+    for attached in _views(problem):
+        found = fastest_set(problem, attached)
+        yield found or ()
+
+
+def _views(problem: Problem) -> Iterator[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """What the way to each candidate costs: at least, and from the fastest where ways differ."""
+    onward = problem.hops.onward
+    yield np.nan_to_num(onward.min(axis=0), posinf=1e9)
+    if problem.hops.even:
+        return
+    fastest = sorted(range(len(problem.candidates)), key=lambda i: (problem.candidates[i].second_sums[-1], i))
+    for i in fastest[:POINTS_OF_VIEW]:
+        seen = np.nan_to_num(np.maximum(onward[i], onward[:, i]), posinf=1e9)
+        seen[i] = 0.0
+        yield seen
+
+
+def _filled(problem: Problem, proposal: Members, *, timed: bool) -> Members:
+    """The proposal with the required, and the neighbours most worth a look, in the order of preference."""
+    chosen = list(dict.fromkeys((*problem.required, *proposal)))
+    room = max(WINDOW_NODES if timed else EXACT_NODES_MAX, len(chosen)) - len(chosen)
+    others = [i for i in _by_worth(problem, chosen, timed=timed) if i not in chosen]
+    return tuple(sorted((*chosen, *others[:room])))
+
+
+def _by_worth(problem: Problem, chosen: list[int], *, timed: bool) -> list[int]:
+    places = range(len(problem.candidates))
+    if not timed:
+        return list(places)
+    ways = problem.hops.onward[chosen].min(axis=0) if chosen else np.zeros(len(problem.candidates))
+
+    def worth(i: int) -> tuple[float, int]:
+        candidate = problem.candidates[i]
+        held = max(1, candidate.most_layers) / candidate.layers
+        return float(ways[i]) / held + float(candidate.second_sums[-1]), i
+
+    return sorted(places, key=worth)
