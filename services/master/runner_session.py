@@ -18,6 +18,8 @@ class RunnerSession:
         self.boot_id = boot_id
         self.heard_at = heard_at
         """When the runner last spoke, by the master's monotonic clock."""
+        self.dialled_at = heard_at
+        """When it was last to measure all its links."""
         self._cluster = cluster
         self._acknowledgement_due = False
         self._dials: list[dispatch_service_pb2.Peer] = []

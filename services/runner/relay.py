@@ -22,7 +22,9 @@ from ullage.v1 import model_pb2, runner_service_pb2
 SERVICE: Final = "ullage.v1.RunnerService"
 INSTANCE_KEY: Final = "ullage-instance"
 RANK_KEY: Final = "ullage-rank"
+ECHO_KEY: Final = "ullage-echo"
 
+_EMPTY_RESPONSE: Final = b""
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _GRPCS_OWN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """What a call ends with when the process behind it does."""
@@ -36,8 +38,13 @@ class Relay:
         self._shards = shards
 
     async def forward(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Forward, to the shard that the metadata name."""
-        shard = self._addressed(dict(context.invocation_metadata() or ()))
+        """Forward, to the shard that the metadata name; or an echo, for whoever measures the path."""
+        metadata = dict(context.invocation_metadata() or ())
+        if ECHO_KEY in metadata:
+            async for _ in requests:
+                yield _EMPTY_RESPONSE
+            return
+        shard = self._addressed(metadata)
         method: Any = self._channel(shard).stream_stream(f"/{SERVICE}/Forward")
         call = method(requests, metadata=_metadata(shard))
         async for response in self._passed_on(shard, call, context):

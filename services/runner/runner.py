@@ -62,6 +62,7 @@ class Runner:
             shop.clock,
         )
         self._dials: set[asyncio.Task[None]] = set()
+        self._links = links.Links(profile.node_id, shop.clock)
 
     async def serve(self) -> rpc.Server:
         """Listen, and know the own address from then on. Raises AddressError."""
@@ -95,7 +96,7 @@ class Runner:
         dial.add_done_callback(self._dials.discard)
 
     async def _measure(self, peer: dispatch_service_pb2.Peer) -> None:
-        link = await links.measure(self.profile.node_id, peer, self._clock)
+        link = await self._links.measure(peer)
         self.outbox.add(event_pb2.Fact(link_measured=event_pb2.LinkMeasured(link=link)))
 
     async def end_shards(self) -> None:

@@ -29,7 +29,7 @@ async def address(workshop: MakeWorkshop) -> AsyncIterator[str]:
 
 async def measure(node_id: str, address: str) -> node_pb2.Link:
     peer = dispatch_service_pb2.Peer(node_id=node_id, address=address)
-    return await links.measure("n1", peer, SystemClock())
+    return await links.Links("n1", SystemClock()).measure(peer)
 
 
 async def test_a_runner_that_answers_is_reachable_with_its_latency(address: str) -> None:
@@ -38,6 +38,7 @@ async def test_a_runner_that_answers_is_reachable_with_its_latency(address: str)
     assert (link.from_node_id, link.to_node_id, link.to_address) == ("n1", "n2", address)
     assert link.reachable
     assert 0 < link.latency.ToNanoseconds() < 1_000_000_000
+    assert link.bandwidth_bytes_per_second > 1_000_000
 
 
 async def test_another_node_at_the_address_is_not_the_one_meant(address: str) -> None:

@@ -41,6 +41,9 @@ DISPATCH_SECONDS: Final = 30.0
 CONNECTIVITY_SECONDS: Final = 10.0
 """For all runners to have dialled all others; each dial has its own, shorter bound."""
 
+LINKS_PERIOD_SECONDS: Final = 3600.0
+"""Between two measurements of the same links: what a network can do changes rarely."""
+
 WATCH_PERIOD_SECONDS: Final = 1.0
 
 HELLO_SEQUENCE: Final = 1
@@ -136,6 +139,14 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
             if node_id != newcomer.node_id:
                 session.dial(self._peers([newcomer.node_id]))
         self._sessions[newcomer.node_id].dial(self._peers(self._sessions.keys() - {newcomer.node_id}))
+
+    def _dial_again(self) -> None:
+        """Have the runner that measured its links longest ago do so again, if that was long ago: one at each look."""
+        now = self._clock.monotonic()
+        session = min(self._sessions.values(), key=lambda each: each.dialled_at, default=None)
+        if session is not None and now - session.dialled_at >= LINKS_PERIOD_SECONDS:
+            session.dialled_at = now
+            session.dial(self._peers(self._sessions.keys() - {session.node_id}))
 
     def _peers(self, node_ids: Collection[str]) -> list[dispatch_service_pb2.Peer]:
         return [
@@ -233,6 +244,7 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         while True:
             await self._clock.sleep(WATCH_PERIOD_SECONDS)
             self._end_silent_sessions()
+            self._dial_again()
             facts = [*self._lost(), *self._not_taken_up()]
             if facts:
                 await self._give_up(facts)
