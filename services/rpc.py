@@ -176,7 +176,7 @@ class Server:
         return port
 
     def _add_reflection(self) -> None:
-        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*self._names, health.SERVICE_NAME, "grpc.channelz.v1.Channelz", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         # v1 is the same protocol under another name; grpcio has the older one only.
         servicer = reflection.aio.ReflectionServicer(names)

@@ -11,10 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
 
-import huggingface_hub
-import huggingface_hub.errors
-from huggingface_hub.utils.tqdm import disable_progress_bars
-
 from services import model_folder
 from services.cli import model_conversion, model_wheel
 from services.cli.failure import CommandError, ExitCode
@@ -176,33 +172,13 @@ class HubSource:
     def _fetched(self, steps: Steps) -> FolderSource:
         if self._snapshot is None:
             steps.begin("fetching")
-            path = _snapshot(self._name)
+            # Imported here: it takes longer than most commands do.
+            from services.cli import model_hub  # noqa: PLC0415
+
+            path = model_hub.snapshot(self._name)
             # The hub's cache names a snapshot's folder after its commit.
             self._snapshot = FolderSource(path, f"{HUB_PREFIX}{self._name}@{path.name[:_DIGITS_SHOWN]}")
         return self._snapshot
-
-
-def _snapshot(name: str) -> Path:
-    try:
-        # Its own bars would run through ours.
-        disable_progress_bars()
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(model_folder.MODEL_FILE_PATTERNS)))
-    except huggingface_hub.errors.GatedRepoError as error:
-        raise _unavailable(
-            name, "its owner asks for consent: give it on the model's page, then `hf auth login`"
-        ) from error
-    except huggingface_hub.errors.RepositoryNotFoundError as error:
-        raise _unavailable(
-            name, "there is no such model, or it is private: see its page, or `hf auth login`"
-        ) from error
-    except (huggingface_hub.errors.LocalEntryNotFoundError, huggingface_hub.errors.HfHubHTTPError, OSError) as error:
-        raise _unavailable(
-            name, "the hub cannot be reached: try again when it can, or copy the model's folder here and add that"
-        ) from error
-
-
-def _unavailable(name: str, why: str) -> CommandError:
-    return CommandError(f"{HUB_PREFIX}{name}: {why}", ExitCode.UNAVAILABLE, reason="SOURCE_UNAVAILABLE")
 
 
 def hashed(folder: Path, steps: Steps, what: str) -> tuple[StoredFile, ...]:
