@@ -58,7 +58,7 @@ def _could(problem: Problem) -> bool:
 
 
 def _exactly(problem: Problem, *, most: bool) -> Members | None:
-    exact = Exact(problem, timed=False)
+    exact = Exact(problem, timed=False, size=-1 if most else 1)
     sets = sorted(exact.sets, key=lambda best: (-len(best.members) if most else len(best.members), best.members))
     return exact.order(sets[0]) if sets else None
 

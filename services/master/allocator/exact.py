@@ -93,13 +93,18 @@ class Exact:
     """Costs are seconds; else it only matters who can hold what."""
     bottleneck: bool = False
     """The longest stage or hop counts, not their sum."""
+    size: int = 0
+    """1 where fewer nodes are better before anything else, -1 where more are."""
+    tolerance: float = 1.0
+    """Sets that cost no more than the best over this are of interest too."""
 
     @cached_property
     def sets(self) -> list[Best]:
-        """Every set that can hold the model and respects the request, the least cost first."""
-        required = sum(1 << i for i in self.problem.required)
-        found = [best for level in self._finished for best in level if _mask(best.members) & required == required]
-        return sorted(found)
+        """The sets that can hold the model and respect the request, the least cost first.
+
+        All of them but for sizes above which none can be better.
+        """
+        return sorted(best for level in self._finished for best in level)
 
     def order(self, best: Best) -> Members:
         """The order in which the set is at its best."""
@@ -174,11 +179,31 @@ class Exact:
             finished.append(self._ended(level, base) if size >= self.problem.size_min else [])
             if size < len(self._levels):
                 reached.append(self._inner(level, base))
+                if self._no_better(reached[-1], finished):
+                    break
         return reached, bases, finished
+
+    def _no_better(self, reached: Costs, finished: list[list[Best]]) -> bool:
+        """No set that goes on from what was `reached` can be better than the best that is finished."""
+        costs = [best.cost for level in finished for best in level]
+        if not costs or self.size < 0:
+            return False
+        ahead = 0.0 if self.bottleneck else self._least_ahead
+        return self.size > 0 or bool((reached + ahead).min() * self.tolerance >= min(costs))
+
+    @cached_property
+    def _least_ahead(self) -> Costs:
+        """What is spent at least from each boundary on: on the fastest node, over the quickest way."""
+        way = self._onward.min() + self._back.min()
+        return np.stack([each.sums[-1] + each.head - each.sums for each in self._spans]).min(axis=0) + way
 
     def _alone(self) -> list[Best]:
         spans = enumerate(self._spans)
-        return [Best(each.alone, (i,), i) for i, each in spans if each.alone < np.inf]
+        return [Best(each.alone, (i,), i) for i, each in spans if each.alone < np.inf and self._required in (0, 1 << i)]
+
+    @cached_property
+    def _required(self) -> int:
+        return _mask(self.problem.required)
 
     def _inner(self, level: Level, base: Costs) -> Costs:
         reached = np.empty_like(base)
@@ -197,7 +222,7 @@ class Exact:
         order = np.lexsort((np.arange(len(costs)), costs, level.masks))
         _, heads = np.unique(level.masks[order], return_index=True)
         best = order[heads]
-        best = best[np.isfinite(costs[best])]
+        best = best[np.isfinite(costs[best]) & (level.masks[best] & self._required == self._required)]
         return [Best(float(costs[row]), _members(int(level.masks[row])), int(row)) for row in best]
 
 

@@ -11,6 +11,7 @@ Rules this module lives by:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from services.master.allocator.problem import Members, Problem
 
 FILLED_NODES_MAX: Final = 24
-"""The largest set that is proposed; whoever needs more gets the roomiest."""
+"""The largest set that is proposed where nodes are counted; whoever asks for more gets the roomiest."""
 
 _FIRST, _LAST, _INNER = 0, 1, 2
 
@@ -32,7 +33,8 @@ class Filling:
 
     layers: int
     size_min: int
-    size_max: int
+    size_max: int | None
+    """None where any number of nodes will do: then they need not be counted."""
     seconds: np.ndarray[tuple[int], np.dtype[np.float64]]
     """Each candidate's for one layer, ascending."""
     attached: np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -43,7 +45,7 @@ class Filling:
 
     def best(self) -> tuple[int, ...] | None:
         """The candidates of the best set, the first rank's first and the last rank's last; None where there is none."""
-        costs = np.full((4, self.size_max + 1, self.layers + 1), np.inf)
+        costs = np.full((4, 1 if self.size_max is None else self.size_max + 1, self.layers + 1), np.inf)
         costs[0, 0, 0] = 0.0
         steps: list[Costs] = []
         found: tuple[float, int, int, tuple[int, int, int]] | None = None
@@ -63,8 +65,8 @@ class Filling:
             if 0 < held < self.layers:
                 added = held * self.seconds[i] + self._beside(i, role)
                 for before, after in _turns(role):
-                    better = costs[before, :-1, : self.layers + 1 - held] + added
-                    target = taken[after, 1:, held:]
+                    better = costs[before, : costs.shape[1] - self._step, : self.layers + 1 - held] + added
+                    target = taken[after, self._step :, held:]
                     np.minimum(target, better, out=target)
         return taken
 
@@ -73,16 +75,25 @@ class Filling:
         best: tuple[float, int, tuple[int, int, int]] | None = None
         for role, before in ((_INNER, 3), (_FIRST, 2), (_LAST, 1)):
             held = int(self.rooms[i, role])
-            low, fewest = max(1, self.layers - held), max(1, self.size_min - 1)
-            if held <= 0 or fewest >= self.size_max:
+            low, fewest = max(1, self.layers - held), self._step * max(1, self.size_min - 1)
+            totals = costs[before, fewest : self.size_max, low : self.layers] + self._left[low:] * self.seconds[i]
+            if not totals.size:
                 continue
-            left = np.arange(self.layers - low, 0, -1)
-            totals = costs[before, fewest : self.size_max, low : self.layers] + left * self.seconds[i]
             place = np.unravel_index(int(totals.argmin()), totals.shape)
             total = float(totals[place]) + self._beside(i, role)
             if np.isfinite(total) and (best is None or total < best[0]):
                 best = (total, role, (before, fewest + int(place[0]), low + int(place[1])))
         return best
+
+    @property
+    def _step(self) -> int:
+        """By how much a node more counts."""
+        return 0 if self.size_max is None else 1
+
+    @cached_property
+    def _left(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """The layers that are left when so many are held."""
+        return np.arange(self.layers, 0.0, -1.0)
 
     def _beside(self, i: int, role: int) -> float:
         return float(self.attached[i] + (self.heads[i] if role == _LAST else 0.0))
@@ -96,7 +107,7 @@ class Filling:
                 continue
             for taken in (_FIRST, _LAST, _INNER):
                 held = int(self.rooms[i, taken])
-                origins = [(start, place[1] - 1, place[2] - held) for start, end in _turns(taken) if end == place[0]]
+                origins = [(start, place[1] - self._step, place[2] - held) for start, end in _turns(taken) if end == place[0]]
                 added = held * self.seconds[i] + self._beside(i, taken)
                 origin = next((at for at in origins if at[2] >= 0 and before[at] + added == steps[i + 1][place]), None)
                 if origin is not None and held > 0:
@@ -112,18 +123,18 @@ def _turns(role: int) -> tuple[tuple[int, int], ...]:
 
 
 def fastest_set(problem: Problem, attached: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Members | None:
-    """The nodes of the best set of more than one, in an order of their roles, if every way cost what `attached` says."""
+    """The nodes of the best set of more than one, in an order of their roles, were each way to cost what `attached` says."""
     candidates = problem.candidates
-    size_max = min(problem.size_max, FILLED_NODES_MAX)
-    if size_max < 2:
+    if problem.size_max < 2:
         return None
+    counted = problem.nodes_max is not None or problem.size_min > 2
     seconds = np.array([candidate.second_sums[-1] / problem.layers for candidate in candidates])
     order = np.lexsort((np.arange(len(candidates)), seconds))
     rooms = [_rooms(problem, int(i)) for i in order]
     filling = Filling(
         layers=problem.layers,
         size_min=problem.size_min,
-        size_max=size_max,
+        size_max=min(problem.size_max, FILLED_NODES_MAX) if counted else None,
         seconds=seconds[order],
         attached=attached[order],
         heads=np.array([candidates[i].head_seconds for i in order]),

@@ -107,7 +107,8 @@ def _aim(objective: model_pb2.Objective.ValueType, kept: frozenset[str], *, spee
 
 def _weighed(problem: Problem, aim: Aim) -> Iterator[Solution]:
     """The best sets of a problem small enough to weigh them all."""
-    exact = Exact(problem, timed=aim.timed, bottleneck=aim.bottleneck)
+    tolerance = KEPT_UNLESS_BETTER if aim.kept else 1.0
+    exact = Exact(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=aim.size, tolerance=tolerance)
     best = sorted(exact.sets, key=lambda each: (*aim.rank_of(each, problem), each.members))
     yield from islice(filter(None, (_ordered(problem, exact, each, aim) for each in best)), RUNNERS_UP_MAX + 1)
 

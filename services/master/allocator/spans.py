@@ -42,7 +42,7 @@ class Span:
         if bottleneck:
             return np.maximum(base[:, :, None], self._stages[None]).min(axis=1)
         tables = [base - self.sums]
-        while (width := 1 << (len(tables) - 1)) < self._widest:
+        while (width := 1 << (len(tables) - 1)) <= self._widest // 2:
             tables.append(np.minimum(tables[-1][:, :-width], tables[-1][:, width:]))
         table = np.concatenate([*tables, np.full((len(base), 1), np.inf)], axis=1)
         left, right = self._windows
@@ -89,7 +89,7 @@ class Span:
     def _windows(self) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], np.ndarray[tuple[int], np.dtype[np.intp]]]:
         """For each boundary two columns of the table of minima of `inner`, which together cover its starts."""
         offsets, columns = [0], self.layers + 1
-        while (width := 1 << (len(offsets) - 1)) < self._widest:
+        while (width := 1 << (len(offsets) - 1)) <= self._widest // 2:
             offsets.append(offsets[-1] + columns)
             columns -= width
         nothing = offsets[-1] + columns
