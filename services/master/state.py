@@ -67,6 +67,8 @@ class NodeRecord:
     shards: dict[tuple[str, int], ShardRecord] = field(default_factory=dict)
     """By instance and rank; only those whose process may still be there."""
     last_sequence: int = 0
+    changed_at: int = 0
+    """The sequence at which it, or a shard on it, last changed: readers that keep a copy compare it."""
 
     @property
     def overridden(self) -> bool:
@@ -128,6 +130,10 @@ class State:
     requests: dict[str, str] = field(default_factory=dict)
     """The instance each request_id was answered with."""
     unapplied_events: int = 0
+    membership_changed_at: int = 0
+    """The sequence at which a node last came or went."""
+    links_changed_at: int = 0
+    """The sequence at which a link was last measured."""
 
 
 def apply(state: State, event: event_pb2.RecordedEvent) -> None:
@@ -153,11 +159,10 @@ def apply_fact(  # noqa: C901, PLR0912 - an arm for each fact
         case "runner_announced":
             _runner_announced(state, fact.runner_announced.profile)
         case "link_measured":
-            _node(state, fact.link_measured.link.from_node_id).links[fact.link_measured.link.to_node_id] = (
-                fact.link_measured.link
-            )
+            _link_measured(state, fact.link_measured.link)
         case "node_removed":
             state.nodes.pop(fact.node_removed.node_id, None)
+            state.membership_changed_at = sequence
         case "model_registered":
             state.models[fact.model_registered.model.model_id] = fact.model_registered.model
         case "model_removed":
@@ -184,16 +189,24 @@ def _node(state: State, node_id: str) -> NodeRecord:
     node = state.nodes.get(node_id)
     if node is None:
         node = state.nodes[node_id] = NodeRecord(node_pb2.NodeIdentity(node_id=node_id))
-    node.last_sequence = state.sequence
+        state.membership_changed_at = state.sequence
+    node.last_sequence = node.changed_at = state.sequence
     return node
 
 
+def _link_measured(state: State, link: node_pb2.Link) -> None:
+    _node(state, link.from_node_id).links[link.to_node_id] = link
+    state.links_changed_at = state.sequence
+
+
 def _memory_sampled(state: State, fact: event_pb2.MemorySampled) -> None:
+    """Nearly every event of a log is one of these, so this is written for speed."""
     node = _node(state, fact.node_id)
     node.memory = fact.sample
-    for shard in node.shards.values():
-        shard.settled_bytes = min(shard.seen_bytes, shard.resident_bytes)
-        shard.seen_bytes = shard.resident_bytes
+    if node.shards:
+        for shard in node.shards.values():
+            shard.settled_bytes = min(shard.seen_bytes, shard.resident_bytes)
+            shard.seen_bytes = shard.resident_bytes
 
 
 def _system_sampled(state: State, fact: event_pb2.SystemSampled) -> None:
@@ -261,6 +274,7 @@ def _shrink(state: State, instance: InstanceRecord) -> None:
     """Let go of what an instance that is over was promised and never took."""
     for shard in instance.shards:
         shard.shrinking = True
+        _touch(state, shard)
         if shard.status.phase == model_pb2.SHARD_PHASE_ASSIGNED:
             # No runner has taken it up, so there is nobody to say that it is gone.
             # A new status: the old one may be part of a fact that others still read.
@@ -281,6 +295,7 @@ def _shard_status_changed(state: State, status: model_pb2.ShardStatus) -> None:
     if status.phase < shard.status.phase or shard.gone:
         return  # Phases only go forward: this one was overtaken.
     shard.status = status
+    _touch(state, shard)
     if status.HasField("resident_bytes"):
         shard.resident_bytes = status.resident_bytes
         shard.settled_bytes = min(shard.settled_bytes, status.resident_bytes)
@@ -296,6 +311,13 @@ def _failure(state: State, status: model_pb2.ShardStatus) -> str:
     name = node.identity.friendly_name if node is not None and node.identity.friendly_name else status.node_id
     phase = model_pb2.ShardPhase.Name(status.failure.phase).removeprefix("SHARD_PHASE_")
     return f"rank {status.rank} on {name} failed while {phase}: {status.failure.message}"
+
+
+def _touch(state: State, shard: ShardRecord) -> None:
+    """Note that what the shard's node holds has changed."""
+    node = state.nodes.get(shard.shard.node_id)
+    if node is not None:
+        node.changed_at = state.sequence
 
 
 def _forget(state: State, shard: ShardRecord) -> None:
