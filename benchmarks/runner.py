@@ -250,7 +250,7 @@ async def _killed(stack: Stack) -> tuple[float, float]:
 
 
 def _has_failed(stack: Stack, instance_id: str) -> bool:
-    return stack.instance(instance_id).state == model_pb2.INSTANCE_STATE_FAILED
+    return bool(stack.instance(instance_id).state == model_pb2.INSTANCE_STATE_FAILED)
 
 
 def _rank_1(stack: Stack) -> int:

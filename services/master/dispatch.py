@@ -8,9 +8,14 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from typing import Final
 
 from services.master.state import InstanceRecord, ShardRecord, State
 from ullage.v1 import dispatch_service_pb2, event_pb2, model_pb2
+
+SOURCES_MAX: Final = 8
+"""Runners beside the instance's own that a model may be fetched from."""
 
 Key = tuple[str, int]
 """A shard: the instance's id and the rank."""
@@ -43,7 +48,19 @@ def _assignment(state: State, instance: InstanceRecord, shard: ShardRecord) -> d
         context_tokens=instance.placement.context_tokens,
         concurrent_sequences=instance.placement.concurrent_sequences,
         peers=[_peer(state, other.shard) for other in instance.shards],
+        sources=_sources(state, instance),
     )
+
+
+def _sources(state: State, instance: InstanceRecord) -> list[dispatch_service_pb2.Peer]:
+    """The runners that have the model's files: all of the instance's own, and some of the others."""
+    having = {
+        node_id: dispatch_service_pb2.Peer(node_id=node_id, address=node.runner.address)
+        for node_id, node in sorted(state.nodes.items())
+        if node.runner is not None and instance.model.model_id in node.runner.model_ids
+    }
+    own = [having.pop(shard.shard.node_id) for shard in instance.shards if shard.shard.node_id in having]
+    return [*own, *islice(having.values(), SOURCES_MAX)]
 
 
 def _peer(state: State, shard: model_pb2.Shard) -> dispatch_service_pb2.Peer:

@@ -12,6 +12,11 @@ def present(models_dir: Path) -> tuple[str, ...]:
     return tuple(sorted(manifest.parent.name for manifest in models_dir.glob(f"*/{MANIFEST_FILE}")))
 
 
+def has(models_dir: Path, model_id: str) -> bool:
+    """Whether the model is prepared here."""
+    return model_id in present(models_dir)
+
+
 def folder(models_dir: Path, model_id: str) -> Path:
     """Where the model is, if it is there. Raises ModelFolderError for an id that would lead elsewhere."""
     if Path(model_id).name != model_id or model_id == "..":

@@ -73,6 +73,12 @@ class Progress:
         self.status = status
         return entered
 
+    def fetched(self, done_bytes: int, total_bytes: int) -> None:
+        """Note how far the fetching of the model is, which comes before the process is started."""
+        if (done_bytes, total_bytes) != (self.status.done_bytes, self.status.total_bytes):
+            self.step()
+        self.status.done_bytes, self.status.total_bytes = done_bytes, total_bytes
+
     def measured(self, resident_bytes: int | None) -> None:
         """Note what memory the process holds, None when that is unknown now."""
         if resident_bytes is None:

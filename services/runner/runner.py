@@ -15,8 +15,9 @@ import structlog
 
 from services import rpc
 from services.clock import Clock
-from services.runner import identity, links, models, servicer
+from services.runner import identity, links, model_files, models, servicer
 from services.runner.description import WEIGHT_FORMS, describe
+from services.runner.model_fetch import Fetcher
 from services.runner.outbox import Outbox
 from services.runner.relay import SERVICE
 from services.runner.roster import Roster
@@ -24,7 +25,7 @@ from services.runner.session import Session
 from services.runner.settings import Settings
 from services.runner.shards import Shards
 from services.runner.supervisor import Bounds, Workshop
-from ullage.v1 import dispatch_service_pb2, event_pb2, node_pb2
+from ullage.v1 import dispatch_service_pb2, event_pb2, model_file_service_pb2_grpc, node_pb2
 
 MODELS_PERIOD_SECONDS: Final = 1.0
 """How often the models on disk are looked at: a model that was just added can be placed at once."""
@@ -69,6 +70,11 @@ class Runner:
         server = rpc.Server()
         own = servicer.RunnerServicer(lambda: self.profile, self.shards, lambda: self.session.connected)
         server.add(SERVICE, servicer.add_to_server, own)
+        server.add(
+            model_files.SERVICE,
+            model_file_service_pb2_grpc.add_ModelFileServiceServicer_to_server,
+            model_files.ModelFileServicer(self._settings.models_dir),
+        )
         port = await server.start(self._settings.address)
         self.profile.address = self._settings.advertised(port)
         await server.set_serving(serving=True)
@@ -132,6 +138,7 @@ async def running(
             weights=next(name for name, form in WEIGHT_FORMS.items() if form == profile.weight_form),
             folder=Path(folder),
             models_dir=settings.models_dir,
+            fetcher=Fetcher(profile.node_id, settings.models_dir, clock),
             clock=clock,
             tell=outbox.add,
             bounds=STOP_BOUNDS,

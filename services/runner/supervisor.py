@@ -24,6 +24,8 @@ from grpc_health.v1 import health_pb2
 from services import model_folder, rpc
 from services.clock import Clock
 from services.runner import models
+from services.runner.model_fetch import Fetcher, FetchError
+from services.runner.peers import PeerStuckError, wait_until_fetched
 from services.runner.process import ShardProcess
 from services.runner.progress import Progress
 from services.runner.reconcile import Key
@@ -73,6 +75,7 @@ class Workshop:
     folder: Path
     """Private to this runner, with a path short enough for a unix socket."""
     models_dir: Path
+    fetcher: Fetcher
     clock: Clock
     tell: Callable[[event_pb2.Fact], None]
     """Takes what the master shall know."""
@@ -136,13 +139,16 @@ class ShardSupervisor:
 
     async def _live(self) -> None:
         try:
-            model = self.assignment.model
-            model_path = models.folder(self._shop.models_dir, model.model_id)
-            await asyncio.to_thread(model_folder.verify, model_path, model)
-            self._process = await self._start()
+            model_path = await self._model_path()
             if not self._stopping:
+                self._process = await self._start()
+            if self._process is not None and not self._stopping:
                 await self._run(self._process, model_path)
-        except model_folder.ModelFolderError as error:
+        except PeerStuckError as error:
+            self._fail(str(error))
+            if self._failure is not None:
+                self._failure.blamed_rank = error.rank
+        except (model_folder.ModelFolderError, FetchError) as error:
             self._fail(str(error))
         except OSError as error:
             self._fail(f"its process could not be started: {error}")
@@ -150,6 +156,36 @@ class ShardSupervisor:
             log.error("supervising a shard failed", shard=self.key, exc_info=error)
             self._fail(f"its supervisor failed: {error!r}; the runner's log has it in full")
         await self._end()
+
+    async def _model_path(self) -> Path:
+        """The folder with the model's files, or with this shard's part of them, fetched; each checked."""
+        model = self.assignment.model
+        path = models.folder(self._shop.models_dir, model.model_id)
+        if not self.assignment.sources or await asyncio.to_thread(models.has, self._shop.models_dir, model.model_id):
+            await asyncio.to_thread(model_folder.verify, path, model)
+            if all(source.node_id != self._shop.node_id for source in self.assignment.sources):
+                # The others believe that it is to be fetched here.
+                self._progress.fetched(0, 0)
+        else:
+            path = await self._fetched()
+        if not self._stopping:
+            stall_seconds = self._shop.bounds.stall_seconds
+            await wait_until_fetched(self.assignment, self._shop.clock, stall_seconds, self._progress.step)
+        return path
+
+    async def _fetched(self) -> Path:
+        """Fetch this shard's part, telling how far it is, until it is there or nobody wants it any more."""
+        fetching = asyncio.create_task(self._shop.fetcher.fetch(self.assignment, self._progress.fetched))
+        while not fetching.done():
+            await asyncio.wait([fetching], timeout=LOOK_PERIOD_SECONDS)
+            self._progress.tell_changes()
+            if self._stopping:
+                fetching.cancel()
+                await asyncio.wait([fetching])
+                raise FetchError("it was to end before its model was fetched")
+        path = fetching.result()
+        await asyncio.to_thread(model_folder.verify, path, self.assignment.model)
+        return path
 
     @property
     def _socket(self) -> Path:

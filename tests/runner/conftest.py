@@ -11,6 +11,7 @@ import pytest
 
 from services import model_folder
 from services.clock import SystemClock
+from services.runner.model_fetch import Fetcher
 from services.runner.supervisor import Bounds, Workshop
 from tests import tiny_models
 from tests.runner.told import MakeAssignment, MakeWorkshop, Told
@@ -56,6 +57,7 @@ def workshop(told: Told, short_folder: Path, tiny_models_dir: Path) -> MakeWorks
             weights="float32",
             folder=short_folder,
             models_dir=tiny_models_dir,
+            fetcher=Fetcher("n1", tiny_models_dir, SystemClock()),
             clock=SystemClock(),
             tell=told,
             bounds=bounds or Bounds(),

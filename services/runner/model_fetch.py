@@ -1,0 +1,231 @@
+"""A shard's part of a model, fetched from runners that have it: only its bytes, checked, resumed, and kept.
+
+Rules this module lives by:
+- What is on the disk is never fetched again, whatever broke meanwhile; each try goes on where the last one was.
+- Room on the disk is looked at before anything is fetched.
+- A source that gives nothing for its bound is left for the next one; when none gives anything, that is the failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import structlog
+
+from services import rpc
+from services.clock import Clock
+from services.model_folder import ModelFolderError, StoredFile
+from services.runner.partial_model import (
+    HEADER_BYTES_MAX,
+    HEADER_LENGTH_BYTES,
+    WEIGHTS_SUFFIX,
+    Cut,
+    PartialModel,
+    Range,
+    joined,
+    tensor_ranges,
+    without,
+)
+from ullage.v1 import dispatch_service_pb2, model_file_service_pb2, model_file_service_pb2_grpc
+
+CHUNK_SECONDS: Final = 15.0
+"""Without a chunk: the source is gone, or too slow to wait for."""
+
+KEEP_BYTES: Final = 32 << 20
+"""After so many bytes the disk is waited for: at most this much is fetched twice."""
+
+SPARE_BYTES: Final = 64 << 20
+"""Room that is left on the disk for others."""
+
+IDLE_TRIES_MAX: Final = 3
+"""Rounds over all sources in which not one byte arrives."""
+
+log = structlog.get_logger()
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are here and the bytes that will be."""
+
+
+class FetchError(Exception):
+    """The model's part cannot be had; str() says why and what to do."""
+
+
+@dataclass
+class _Fetch:
+    """One shard's part on its way."""
+
+    assignment: dispatch_service_pb2.Assignment
+    folder: PartialModel
+    progress: Progress
+    files: tuple[StoredFile, ...] = ()
+    needed: dict[str, list[Range]] = field(default_factory=dict)
+
+    def done_bytes(self) -> int:
+        return self.total_bytes() - sum(map(_size, self.missing().values()))
+
+    def total_bytes(self) -> int:
+        return sum(map(_size, self.needed.values()))
+
+    def missing(self) -> dict[str, list[Range]]:
+        missing = {name: without(ranges, self.folder.held(name)) for name, ranges in self.needed.items()}
+        return {name: ranges for name, ranges in missing.items() if ranges}
+
+
+class Fetcher:
+    """Fetches for all the shards of one runner."""
+
+    def __init__(self, node_id: str, models_dir: Path, clock: Clock) -> None:
+        self._node_id = node_id
+        self._models_dir = models_dir
+        self._clock = clock
+        self._one_at_a_time = asyncio.Lock()
+
+    async def fetch(self, assignment: dispatch_service_pb2.Assignment, progress: Progress) -> Path:
+        """The folder with what the shard needs. Raises FetchError."""
+        sources = [peer for peer in assignment.sources if peer.node_id != self._node_id and peer.address]
+        if not sources:
+            raise FetchError(
+                f"{assignment.model.model_id} is not on this node, nor on another that is known: "
+                "run `ullage models add` on one"
+            )
+        async with self._one_at_a_time:
+            fetch = _Fetch(assignment, PartialModel(self._models_dir, assignment.model), progress)
+            try:
+                await asyncio.to_thread(fetch.folder.open)
+                await self._from_any(fetch, sources)
+                for file in fetch.files:
+                    await asyncio.to_thread(fetch.folder.check, file)
+            except OSError as error:
+                raise FetchError(
+                    f"the model cannot be kept in {self._models_dir}: {error.strerror or error}"
+                ) from error
+            except ModelFolderError as error:
+                raise FetchError(str(error)) from error
+            return fetch.folder.path
+
+    async def _from_any(self, fetch: _Fetch, sources: Sequence[dispatch_service_pb2.Peer]) -> None:
+        """Ask one source after the other, again and again while bytes arrive."""
+        idle_tries, said = 0, ""
+        while idle_tries < IDLE_TRIES_MAX:
+            before = fetch.done_bytes()
+            for source in sources:
+                try:
+                    await self._from(fetch, source)
+                except (grpc.aio.AioRpcError, TimeoutError, _DamagedError) as error:
+                    said = f"node {source.node_id} at {source.address}: {_words(error)}"
+                    log.warning("model not fetched", model=fetch.assignment.model.model_id, source=said)
+                else:
+                    return
+            idle_tries = 0 if fetch.done_bytes() > before else idle_tries + 1
+            await self._clock.sleep(1.0)
+        raise FetchError(
+            f"{fetch.assignment.model.model_id} is not on this node and cannot be fetched; the last try was {said}"
+        )
+
+    async def _from(self, fetch: _Fetch, source: dispatch_service_pb2.Peer) -> None:
+        async with rpc.channel(source.address) as channel:
+            stub = model_file_service_pb2_grpc.ModelFileServiceStub(channel)
+            await self._find_out(fetch, stub)
+            await asyncio.to_thread(self._check_room, fetch)
+            fetch.progress(fetch.done_bytes(), fetch.total_bytes())
+            for name, ranges in fetch.missing().items():
+                for wanted in ranges:
+                    await self._bring(fetch, stub, name, wanted)
+
+    async def _find_out(self, fetch: _Fetch, stub: Any) -> None:
+        """Learn which files there are, and which of their bytes are needed."""
+        model = fetch.assignment.model
+        asked = model_file_service_pb2.ListModelFilesRequest(model_id=model.model_id, digest=model.digest)
+        answer = await stub.ListModelFiles(asked, timeout=CHUNK_SECONDS)
+        fetch.files = tuple(StoredFile(Path(file.name).name, file.size_bytes, file.sha256) for file in answer.files)
+        await asyncio.to_thread(fetch.folder.lay_out, fetch.files)
+        cut = Cut.of(model, fetch.assignment.shard)
+        for file in fetch.files:
+            if file.name.endswith(WEIGHTS_SUFFIX):
+                fetch.needed[file.name] = tensor_ranges(await self._header(fetch, stub, file), cut)
+            else:
+                fetch.needed[file.name] = joined([Range(0, file.size_bytes)])
+
+    async def _header(self, fetch: _Fetch, stub: Any, file: StoredFile) -> bytes:
+        length = Range(0, min(HEADER_LENGTH_BYTES, file.size_bytes))
+        await self._bring_missing(fetch, stub, file.name, length)
+        header_bytes = int.from_bytes(await asyncio.to_thread(fetch.folder.read, file.name, length), "little")
+        if not 0 < header_bytes <= min(HEADER_BYTES_MAX, file.size_bytes):
+            raise ModelFolderError(f"{file.name} does not begin like a safetensors file")
+        whole = Range(0, HEADER_LENGTH_BYTES + header_bytes)
+        await self._bring_missing(fetch, stub, file.name, whole)
+        return await asyncio.to_thread(fetch.folder.read, file.name, whole)
+
+    def _check_room(self, fetch: _Fetch) -> None:
+        """Raise FetchError unless the disk takes what is missing."""
+        missing_bytes = fetch.total_bytes() - fetch.done_bytes()
+        free_bytes = shutil.disk_usage(self._models_dir).free
+        if missing_bytes and missing_bytes + SPARE_BYTES > free_bytes:
+            short_bytes = missing_bytes + SPARE_BYTES - free_bytes
+            raise FetchError(
+                f"{missing_bytes:,} bytes of {fetch.assignment.model.model_id} are to be fetched and the disk of its "
+                f"models directory has {free_bytes:,} free: free {short_bytes:,} more, or choose another --models-dir"
+            )
+
+    async def _bring_missing(self, fetch: _Fetch, stub: Any, name: str, wanted: Range) -> None:
+        for missing in without([wanted], fetch.folder.held(name)):
+            await self._bring(fetch, stub, name, missing)
+
+    async def _bring(self, fetch: _Fetch, stub: Any, name: str, wanted: Range) -> None:
+        """Fetch a range; what of it has arrived is kept, however this ends."""
+        model, at, kept = fetch.assignment.model, wanted.begin, wanted.begin
+        call = stub.FetchModelFile(
+            model_file_service_pb2.FetchModelFileRequest(
+                model_id=model.model_id,
+                digest=model.digest,
+                file_name=name,
+                offset=wanted.begin,
+                length=wanted.end - wanted.begin,
+            )
+        )
+        try:
+            while at < wanted.end:
+                async with asyncio.timeout(CHUNK_SECONDS):
+                    chunk = await call.read()
+                data = _checked(chunk, wanted.end - at)
+                await asyncio.to_thread(fetch.folder.write, name, at, data)
+                at += len(data)
+                if at - kept >= KEEP_BYTES:
+                    await asyncio.to_thread(fetch.folder.keep, name, Range(kept, at))
+                    kept = at
+                    fetch.progress(fetch.done_bytes(), fetch.total_bytes())
+        finally:
+            call.cancel()
+            if at > kept:
+                await asyncio.to_thread(fetch.folder.keep, name, Range(kept, at))
+                fetch.progress(fetch.done_bytes(), fetch.total_bytes())
+
+
+class _DamagedError(Exception):
+    """Bytes did not arrive as they were read."""
+
+
+def _checked(chunk: Any, room_bytes: int) -> bytes:
+    if chunk is grpc.aio.EOF:
+        raise _DamagedError("it ended before all bytes were there")
+    data: bytes = chunk.data
+    if not 0 < len(data) <= room_bytes or zlib.crc32(data) != chunk.crc32:
+        raise _DamagedError("a chunk arrived damaged")
+    return data
+
+
+def _size(ranges: Sequence[Range]) -> int:
+    return sum(end - begin for begin, end in ranges)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or f"nothing arrived within {CHUNK_SECONDS:g} s"

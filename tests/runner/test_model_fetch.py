@@ -1,0 +1,208 @@
+"""A part of a model, fetched from a runner that has all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from services import model_folder, rpc
+from services.clock import SystemClock
+from services.runner import model_files, partial_model
+from services.runner.model_fetch import Fetcher, FetchError
+from services.runner.partial_model import Cut, Range, joined, without
+from tests.runner.shard import tiny_weights
+from ullage.v1 import dispatch_service_pb2, model_file_service_pb2, model_file_service_pb2_grpc, model_pb2
+
+FIRST, END = 1, 3
+WEIGHTS: Final = "model.safetensors"
+
+
+class Source:
+    """A runner's ModelFileService, and what was asked of it."""
+
+    def __init__(self, models_dir: Path) -> None:
+        self.inner = model_files.ModelFileServicer(models_dir)
+        self.sent_bytes = 0
+        self.breaks_after_bytes: int | None = None
+        self.damages = 0
+
+    async def ListModelFiles(self, request: Any, context: Any) -> Any:
+        return await self.inner.ListModelFiles(request, context)
+
+    async def FetchModelFile(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for chunk in self.inner.FetchModelFile(request, context):
+            for at in range(0, len(chunk.data), 4096):
+                part = chunk.data[at : at + 4096]
+                if self.breaks_after_bytes is not None and self.sent_bytes >= self.breaks_after_bytes:
+                    self.breaks_after_bytes = None
+                    return
+                self.sent_bytes += len(part)
+                response = model_file_service_pb2.FetchModelFileResponse(data=part, crc32=zlib.crc32(part))
+                if self.damages:
+                    self.damages -= 1
+                    response.crc32 ^= 1
+                yield response
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    """Where the model is."""
+    return tiny_weights.write(tmp_path / "whole" / "tiny")
+
+
+@pytest.fixture
+def model(whole: Path) -> model_pb2.Model:
+    return tiny_weights.prepared(whole)
+
+
+@pytest.fixture
+async def source(whole: Path) -> AsyncIterator[tuple[Source, str]]:
+    server, source = rpc.Server(), Source(whole.parent)
+    server.add(model_files.SERVICE, model_file_service_pb2_grpc.add_ModelFileServiceServicer_to_server, source)
+    port = await server.start("127.0.0.1:0")
+    yield source, f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+def assignment(model: model_pb2.Model, *addresses: str, first: int = FIRST, end: int = END) -> Any:
+    return dispatch_service_pb2.Assignment(
+        model=model,
+        shard=model_pb2.Shard(first_layer=first, end_layer=end),
+        sources=[dispatch_service_pb2.Peer(node_id=f"n{i}", address=each) for i, each in enumerate(addresses)],
+    )
+
+
+async def fetch(models_dir: Path, asked: Any) -> tuple[Path, list[tuple[int, int]]]:
+    models_dir.mkdir(exist_ok=True)  # noqa: ASYNC240 - nothing else runs here
+    said: list[tuple[int, int]] = []
+    path = await Fetcher("here", models_dir, SystemClock()).fetch(asked, lambda *progress: said.append(progress))
+    return path, said
+
+
+def tensors(path: Path) -> dict[str, bytes]:
+    """Every tensor's bytes by name."""
+    data = path.read_bytes()
+    header_bytes = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + header_bytes])
+    data = data[8 + header_bytes :]
+    return {name: data[slice(*entry["data_offsets"])] for name, entry in header.items() if name != "__metadata__"}
+
+
+async def test_only_the_shards_bytes_are_fetched_and_they_are_the_models(
+    whole: Path, model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    path, said = await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    model_folder.verify(path, model)
+    cut = Cut(FIRST, END, len(model.layers), model.tied_embedding)
+    there, here = tensors(whole / WEIGHTS), tensors(path / WEIGHTS)
+    assert {name for name in there if cut.needs(name)} == {
+        name for name in there if ".layers.1." in name or ".layers.2." in name
+    }
+    assert all(here[name] == there[name] for name in there if cut.needs(name))
+    assert not any(any(here[name]) for name in there if not cut.needs(name))
+    assert said[-1] == (source[0].sent_bytes, source[0].sent_bytes)
+    assert source[0].sent_bytes < (whole / WEIGHTS).stat().st_size / 2
+
+
+async def test_what_is_there_is_not_fetched_again_and_another_range_adds_to_it(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    await fetch(tmp_path / "here", assignment(model, source[1]))
+    first_bytes = source[0].sent_bytes
+    await fetch(tmp_path / "here", assignment(model, source[1]))
+    assert source[0].sent_bytes == first_bytes
+
+    await fetch(tmp_path / "here", assignment(model, source[1], first=FIRST, end=END + 1))
+
+    one_layer_bytes = model.layers[END].weight.stored_bytes
+    assert source[0].sent_bytes == first_bytes + one_layer_bytes
+
+
+async def test_a_broken_stream_goes_on_where_it_broke(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    source[0].breaks_after_bytes = 100_000
+    _, said = await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    assert said[-1][0] == said[-1][1]
+    assert source[0].sent_bytes == said[-1][1]
+
+
+async def test_a_damaged_chunk_is_fetched_again(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    source[0].damages = 1
+    path, _ = await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    model_folder.verify(path, model)
+
+
+async def test_the_next_source_is_asked_when_one_is_gone(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    path, _ = await fetch(tmp_path / "here", assignment(model, "127.0.0.1:1", source[1]))
+
+    model_folder.verify(path, model)
+
+
+async def test_when_nobody_has_it_the_last_try_is_told(model: model_pb2.Model, tmp_path: Path) -> None:
+    with pytest.raises(FetchError, match=r"^tiny is not on this node and cannot be fetched; the last try was node n0"):
+        await fetch(tmp_path / "here", assignment(model, "127.0.0.1:1"))
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a mebibyte."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True, timeout=10).returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True, timeout=10)
+
+
+async def test_a_disk_without_room_is_refused_before_anything_is_fetched_with_what_is_missing(
+    model: model_pb2.Model, source: tuple[Source, str], full_disk: Path
+) -> None:
+    with pytest.raises(FetchError, match=r"are to be fetched and the disk of its models directory has .* free: free"):
+        await fetch(full_disk, assignment(model, source[1]))
+    assert source[0].sent_bytes < 20_000  # The header alone, which says what is needed.
+
+
+async def test_another_model_of_that_name_is_not_taken(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    model.digest = "0" * 64
+    with pytest.raises(FetchError, match="FAILED_PRECONDITION tiny here has the digest"):
+        await fetch(tmp_path / "here", assignment(model, source[1]))
+
+
+def test_ranges_are_joined_and_subtracted() -> None:
+    assert joined([Range(5, 9), Range(0, 3), Range(3, 5), Range(12, 12)]) == [Range(0, 9)]
+    assert without([Range(0, 10)], [Range(2, 4), Range(6, 7)]) == [Range(0, 2), Range(4, 6), Range(7, 10)]
+    assert without([Range(3, 4)], [Range(0, 10)]) == []
+
+
+def test_a_middle_rank_needs_neither_embedding_nor_head() -> None:
+    middle, last = Cut(1, 2, 4, tied_embedding=True), Cut(3, 4, 4, tied_embedding=True)
+    names = (
+        "model.embed_tokens.weight",
+        "model.layers.1.mlp.up.weight",
+        "model.layers.10.x.weight",
+        "model.norm.weight",
+    )
+    assert [middle.needs(name) for name in names] == [False, True, False, False]
+    assert [last.needs(name) for name in names] == [True, False, False, True]
+
+
+def test_what_is_no_header_is_refused() -> None:
+    with pytest.raises(model_folder.ModelFolderError, match="no safetensors"):
+        partial_model.tensor_ranges(b"\0" * 8 + b"nonsense", Cut(0, 1, 1, tied_embedding=False))
