@@ -59,7 +59,8 @@ class Session:
     ) -> None:
         """`assign` takes everything that shall run, and why what no longer shall does not.
 
-        `dial` has a peer dialled, and is not waited for. `overdrawn` takes the shards, here and elsewhere, whose instances shall take no new requests.
+        `dial` has a peer dialled, and is not waited for. `overdrawn` takes the shards, here and elsewhere, whose
+        instances shall take no new requests.
         """
         self._stub = dispatch_service_pb2_grpc.DispatchServiceStub(channel)
         self._profile = profile
