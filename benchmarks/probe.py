@@ -26,14 +26,17 @@ from services.probe.machine import MACHINE_ROOT, find
 from services.probe.memory_sample import memory_sample
 from services.probe.pressure import Verdict, judge
 from tests.memory_cgroup import MIB, Actor, MemoryCgroup, Unavailable, memory_cgroup, uncached_file
-from ullage.v1 import event_pb2, event_service_pb2, event_service_pb2_grpc
+from ullage.v1 import event_service_pb2, event_service_pb2_grpc
 
 ROUNDS: Final = 40
 READINGS_IN_ROUND: Final = 250
 WATCHED_SECONDS: Final = 60.0
 LIMIT_BYTES: Final = 384 * MIB
 EVENTS: Final = 20
+REST_SECONDS: Final = 3.0
 EVENT_SECONDS_MAX: Final = 30.0
+WOKEN_LATE_NANOSECONDS: Final = 5_000_000
+POLL_SECONDS: Final = 0.004
 
 
 def rows() -> Iterator[Row]:
@@ -99,7 +102,7 @@ def process_rows() -> Iterator[Row]:
 
 
 def latency_rows() -> Iterator[Row]:
-    """From the kernel's stall event of a real cgroup to the master's state, as a client that follows it sees."""
+    """From the kernel's stall event of a real cgroup to the master's state, which is asked every few ms."""
     try:
         with tempfile.TemporaryDirectory() as folder, memory_cgroup(LIMIT_BYTES) as group:
             seconds = sorted(_latencies(Path(folder), group))
@@ -112,42 +115,46 @@ def latency_rows() -> Iterator[Row]:
 
 
 def _latencies(folder: Path, group: MemoryCgroup) -> list[float]:
-    """The seconds of each event: the first sample in the state that was taken after it."""
+    """The seconds from each event until the state has a sample that was taken after it."""
     file = uncached_file(folder / "large", LIMIT_BYTES)
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(_service(folder, "master"))
         stack.enter_context(_probe(folder, address, group))
-        channel = stack.enter_context(grpc.insecure_channel(address))
-        samples = _samples(channel)
-        next(samples)
+        stub = event_service_pb2_grpc.EventServiceStub(stack.enter_context(grpc.insecure_channel(address)))
         trigger = os.open(group.pressure_file, os.O_RDWR | os.O_NONBLOCK)
         stack.callback(os.close, trigger)
         os.write(trigger, STALL_TRIGGER)
-        waiting = select.poll()
-        waiting.register(trigger, select.POLLPRI)
+        events = select.poll()
+        events.register(trigger, select.POLLPRI)
         actor = Actor(group)
         stack.callback(actor.end)
         actor.hold(200 * MIB)
-        actor.press(file)
-        return [_latency(waiting, samples) for _ in range(EVENTS)]
+        return [_latency(events, stub, actor, file) for _ in range(EVENTS)]
 
 
-def _latency(waiting: select.poll, samples: Iterator[event_pb2.MemorySampled]) -> float:
-    if not waiting.poll(EVENT_SECONDS_MAX * 1000):
+def _latency(events: select.poll, stub: event_service_pb2_grpc.EventServiceStub, actor: Actor, file: Path) -> float:
+    """From a trigger like the probe's, on the same file.
+
+    The kernel gives each at most one event in 2 s, and not the same ones: so they are let rest between.
+    """
+    time.sleep(REST_SECONDS)
+    events.poll(0)
+    actor.press(file)
+    if not events.poll(EVENT_SECONDS_MAX * 1000):
         raise TimeoutError(f"no stalls within {EVENT_SECONDS_MAX:.0f} s of pressing")
     at_ns = time.time_ns()
-    for sampled in samples:
-        if sampled.sample.taken_at.ToNanoseconds() >= at_ns - 5_000_000:
-            break  # It may have been read before this process was woken.
-    return (time.time_ns() - at_ns) / 1e9
+    # The probe may have read before this process was woken.
+    while _taken_at_ns(stub) < at_ns - WOKEN_LATE_NANOSECONDS:
+        time.sleep(POLL_SECONDS)
+    seconds = (time.time_ns() - at_ns) / 1e9
+    actor.rest()
+    return seconds
 
 
-def _samples(channel: grpc.Channel) -> Iterator[event_pb2.MemorySampled]:
-    stub = event_service_pb2_grpc.EventServiceStub(channel)
-    filtered = event_service_pb2.EventFilter(kinds=["memory_sampled"])
-    for response in stub.Follow(event_service_pb2.FollowRequest(from_now=True, filter=filtered)):
-        for event in response.events:
-            yield event.fact.memory_sampled
+def _taken_at_ns(stub: event_service_pb2_grpc.EventServiceStub) -> int:
+    """When the memory sample in the master's state was taken, 0 while there is none."""
+    nodes = stub.GetState(event_service_pb2.GetStateRequest(), timeout=10).state.nodes
+    return max((node.memory.taken_at.ToNanoseconds() for node in nodes), default=0)
 
 
 @contextlib.contextmanager

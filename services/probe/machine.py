@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.clock import Clock
+from services.probe.bandwidth import Bandwidth
 from services.probe.darwin.commands import Commands
 from services.probe.darwin.helper import MacmonHelper
 from services.probe.darwin.sampler import DarwinSampler, Library
 from services.probe.failures import Failures
+from services.probe.gpu import nvidia
+from services.probe.gpu.amd import AmdGpus
 from services.probe.linux.alarms import Alarms
+from services.probe.linux.power import ProcessorPower
 from services.probe.linux.sampler import LinuxSampler
 from services.probe.own_memory import OwnMemory
 from services.probe.psutil_sampler import PsutilSampler
 from services.probe.reading import Reading
 from services.probe.sampler import Sampler, SystemSource
+from services.probe.windows import sampler as windows
 
 MACHINE_ROOT: Final = Path("/")
 
@@ -45,12 +50,23 @@ def find(root: Path, state_dir: Path, clock: Clock, failures: Failures) -> Machi
     """The machine itself, or the recorded tree at `root`, which any machine can read."""
     own_memory = OwnMemory(state_dir)
     if root != MACHINE_ROOT or sys.platform == "linux":
-        sampler = LinuxSampler(root, failures)
-        # A recorded tree has no alarms to give.
-        return Machine(sampler, own_memory, alarms=sampler.alarms if root == MACHINE_ROOT else None)
+        return _linux(root, own_memory, clock, failures)
     if sys.platform == "darwin":
         return _mac(own_memory, clock, failures)
-    return Machine(PsutilSampler(failures), own_memory)
+    bandwidth = Bandwidth(failures)
+    sampler = failures.guard("kernel32", lambda: windows.sampler(failures)) if sys.platform == "win32" else None
+    return Machine(sampler or PsutilSampler(failures), own_memory, (bandwidth,), (bandwidth.run,))
+
+
+def _linux(root: Path, own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:
+    sampler = LinuxSampler(root, failures)
+    sources: list[SystemSource] = [ProcessorPower(root, clock, failures), AmdGpus(root, failures)]
+    if root != MACHINE_ROOT:
+        return Machine(sampler, own_memory, sources)  # A recorded tree rings no alarms and runs nothing.
+    if (nvidia_gpus := nvidia.find(failures)) is not None:
+        sources.append(nvidia_gpus)
+    bandwidth = Bandwidth(failures)
+    return Machine(sampler, own_memory, (*sources, bandwidth), (bandwidth.run,), sampler.alarms)
 
 
 def _mac(own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:
@@ -58,4 +74,6 @@ def _mac(own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:
     commands, helper = Commands(clock, failures), MacmonHelper(clock, failures)
     if library is None:
         commands.ask()  # So that the first reading says something; nobody waits for the probe yet.
-    return Machine(DarwinSampler(library, commands, helper), own_memory, sources=(helper,), tasks=(helper.run,))
+    bandwidth = Bandwidth(failures)
+    sampler = DarwinSampler(library, commands, helper)
+    return Machine(sampler, own_memory, (helper, bandwidth), (helper.run, bandwidth.run))

@@ -158,6 +158,7 @@ def test_how_well_memory_compresses_is_taken_within_what_is_prudent(
 
 def test_the_devices_limit_is_the_operators_or_assumed() -> None:
     assert device_limit_bytes(114688, 128 * GIB) == (112 * GIB, False)
+    assert device_limit_bytes(1 << 50, 128 * GIB) == (128 * GIB, False)
     assert device_limit_bytes(0, 100 * GIB) == (85 * GIB, True)
     assert device_limit_bytes(None, 100 * GIB) == (85 * GIB, True)
     assert device_limit_bytes(None, None) == (None, False)

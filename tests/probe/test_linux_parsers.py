@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.probe.linux import cgroup, meminfo, psi
+from services.probe.linux import cgroup, meminfo, psi, zfs
 from services.probe.linux.cgroup import V1, V2, Events, Mount, Room
 from services.probe.linux.meminfo import Meminfo
 from services.probe.reading import Stall
@@ -192,3 +192,11 @@ def test_the_room_under_a_limit_is_between_nothing_and_the_limit(limit: int, usa
     assert room.available_bytes is not None
     assert 0 <= room.available_bytes <= limit
     assert room.used_bytes + room.available_bytes == limit
+
+
+def test_zfs_gives_back_its_cache_down_to_its_minimum() -> None:
+    text = b"13 1 0x01 123\nname                            type data\nc_min      4    1073741824\nsize 4 12884901888\n"
+    assert zfs.parse(text) == 11 * (1 << 30)
+    assert zfs.parse(text.replace(b"12884901888", b"1")) == 0
+    assert zfs.parse(b"size 4 12884901888\n") is None
+    assert zfs.parse(b"") is None

@@ -211,3 +211,30 @@ def test_no_content_of_any_file_makes_a_reading_fail(
     assert reading.total_bytes is not None
     assert reading.available_bytes is not None
     assert 0 <= reading.available_bytes <= reading.total_bytes
+
+
+def test_zfs_cache_above_its_minimum_is_available(tree: Tree) -> None:
+    # htop 1559, with the cache of truenas: MemAvailable knows nothing of it.
+    tree.memory(65710420, 26828796)
+    tree.put("proc/spl/kstat/zfs/arcstats", "c_min 4 1073741824\nsize 4 12884901888\n")
+    reading = tree.read()
+    assert reading.ram_available_bytes == 26828796 * KIB
+    assert reading.arc_bytes == 11 * GIB
+    assert reading.available_bytes == 26828796 * KIB + 11 * GIB
+    tree.put("proc/spl/kstat/zfs/arcstats", f"c_min 4 1\nsize 4 {100 * GIB}\n")
+    assert tree.read().available_bytes == 65710420 * KIB
+
+
+def test_the_pool_of_huge_pages_is_told_apart(tree: Tree) -> None:
+    tree.put("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 400 kB\nHugetlb:          512 kB\n")
+    reading = tree.read()
+    assert (reading.huge_pages_bytes, reading.available_bytes) == (512 * KIB, 400 * KIB)
+
+
+@pytest.mark.parametrize(("total_kib", "available_kib"), [(998384, 987608), (1953124, 1633564)])
+def test_lines_that_lxc_took_from_the_host_do_not_count(tree: Tree, total_kib: int, available_kib: int) -> None:
+    tree.put(
+        "proc/meminfo",
+        f"MemTotal: {total_kib} kB\nMemFree: 1 kB\nMemAvailable: {available_kib} kB\nAnonPages: 8275716 kB\n",
+    )
+    assert tree.read().available_bytes == available_kib * KIB

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.probe.estimator import estimate
 from services.probe.pressure import Verdict, judge
 from services.probe.reading import Darwin, Pages, Reading, Stall
 from ullage.v1 import node_pb2
@@ -304,3 +305,45 @@ def test_any_history_gives_a_level_with_its_reasons(history: list[Reading], peri
         assert max((reason.level for reason in verdict.reasons), default=NORMAL) == verdict.level
         assert not (before == CRITICAL and verdict.level == NORMAL)
         before = verdict.level if verdict.level != UNKNOWN else before
+
+
+@pytest.mark.parametrize(
+    ("available_gib", "own_gib", "level"),
+    [
+        (4, 50, NORMAL),  # Filled as far as balanced allows: K of 64 GiB is 3.2.
+        (4, 0, WARNING),
+        (1.3, 50, WARNING),
+        (0.6, 50, CRITICAL),
+        (0.6, 64, WARNING),  # However much is ours, the bounds of 4 GiB stay.
+        (0.4, 64, CRITICAL),
+    ],
+)
+def test_what_our_own_shards_hold_does_not_raise_the_bounds(
+    available_gib: float, own_gib: int, level: node_pb2.PressureLevel.ValueType
+) -> None:
+    loaded = reading(available_gib, ram_total_bytes=64 * GIB, own_bytes=own_gib * GIB)
+    assert judge(None, loaded, 0.0).level == level
+
+
+def test_a_node_filled_as_far_as_balanced_allows_is_not_critical() -> None:
+    for total_gib in (2, 4, 8, 16, 32, 64, 128, 512):
+        empty = reading(total_gib * 0.9, ram_total_bytes=total_gib * GIB)
+        given_bytes = estimate(empty, NORMAL, None).balanced_bytes
+        assert given_bytes is not None
+        left = (empty.available_bytes or 0) - given_bytes
+        loaded = empty._replace(ram_available_bytes=left, own_bytes=given_bytes)
+        assert judge(None, loaded, 0.0).level < CRITICAL
+
+
+def test_stalls_count_whoever_caused_them() -> None:
+    ours = [reading(6, own_bytes=12 * GIB, host_stall=Stall(0, 250_000 * index, 0.0, 0.0)) for index in range(5)]
+    assert levels(ours)[-1] == CRITICAL
+
+
+def test_the_kernels_trigger_needs_no_second_look() -> None:
+    verdicts = judged([reading(5, host_stall=stalled(0)), reading(5, host_stall=stalled(0), stall_alarm=True)])
+    assert [verdict.level for verdict in verdicts] == [NORMAL, WARNING]
+    assert signals(verdicts[1]) == ["psi_trigger"]
+    seen = judged([reading(5, host_stall=stalled(0)), reading(5, host_stall=stalled(0.3, 0.3), stall_alarm=True)])
+    assert [verdict.level for verdict in seen] == [NORMAL, WARNING]
+    assert signals(seen[1]) == ["psi_full", "psi_some"]

@@ -64,9 +64,11 @@ def figures(reading: Reading, darwin: Darwin, level: Level) -> Figures:
 
 def device_limit_bytes(wired_limit_mb: int | None, total_bytes: int | None) -> tuple[int | None, bool]:
     """The most Metal lets a process use, and whether that is assumed; `wired_limit_mb` 0 is the driver's default."""
+    if total_bytes is None:
+        return None, False
     if wired_limit_mb:
-        return wired_limit_mb << 20, False
-    return (None, False) if total_bytes is None else (total_bytes * _DEVICE_PCT_ASSUMED // 100, True)
+        return min(wired_limit_mb << 20, total_bytes), False
+    return total_bytes * _DEVICE_PCT_ASSUMED // 100, True
 
 
 def _by_subtraction(reading: Reading, reserve: int) -> Figures:

@@ -1,0 +1,1 @@
+"""Graphics processors, and whose their memory is."""

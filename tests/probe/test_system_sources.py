@@ -1,0 +1,237 @@
+"""GPUs, power and bandwidth: what becomes of what drivers say, and of what they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.probe import bandwidth
+from services.probe.bandwidth import Bandwidth
+from services.probe.failures import Failures
+from services.probe.gpu.amd import AmdGpus
+from services.probe.gpu.memory import gpu
+from services.probe.gpu.nvidia import NvidiaGpus
+from services.probe.linux.power import ProcessorPower
+from services.probe.own_memory import OwnMemory, is_shard
+from tests.clocks import FakeClock
+from ullage.v1 import node_pb2
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def put(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("total", "available", "expected"),
+    [
+        (129 * MIB, 115 * MIB, node_pb2.Gpu(memory_total_bytes=129 * MIB, memory_available_bytes=115 * MIB)),
+        # A card that was taken for unified: more free than there is.
+        (32106 * MIB, 55372 * MIB, node_pb2.Gpu(memory_total_bytes=32106 * MIB)),
+        (None, None, node_pb2.Gpu(unified=True)),
+        (0, 7976902656, node_pb2.Gpu(unified=True)),
+        (8 * GIB, -1, node_pb2.Gpu(memory_total_bytes=8 * GIB)),
+        (2**64, 1, node_pb2.Gpu()),
+    ],
+)  # fmt: skip
+def test_a_gpus_memory_is_its_own_or_the_machines(
+    total: int | None, available: int | None, expected: node_pb2.Gpu
+) -> None:
+    expected.name = "g"
+    assert gpu("g", total, available) == expected
+
+
+def amd(root: Path, **files: str) -> node_pb2.SystemSample:
+    card = root / "sys/class/drm/card0/device"
+    for name, text in {"vendor": "0x1002\n", "device": "0x744c\n", **files}.items():
+        put(card / name.replace("__", "/"), text)
+    sample = node_pb2.SystemSample()
+    AmdGpus(root, Failures()).fill(sample)
+    return sample
+
+
+def test_an_amd_card_has_memory_of_its_own(tmp_path: Path) -> None:
+    sample = amd(
+        tmp_path,
+        mem_info_vram_total=f"{24 * GIB}\n",
+        mem_info_vram_used=f"{2 * GIB}\n",
+        mem_info_gtt_total=f"{32 * GIB}\n",
+        gpu_busy_percent="37\n",
+        hwmon__hwmon3__temp1_input="51000\n",
+        hwmon__hwmon3__power1_average="95000000\n",
+    )
+    assert list(sample.gpus) == [
+        node_pb2.Gpu(
+            name="AMD 0x744c",
+            memory_total_bytes=24 * GIB,
+            memory_available_bytes=22 * GIB,
+            usage_pct=37,
+            temperature_celsius=51,
+            power_watts=95,
+        )
+    ]
+    assert sample.gpu_pct == 37
+
+
+def test_a_processors_own_graphics_are_unified(tmp_path: Path) -> None:
+    sample = amd(tmp_path, mem_info_vram_total=f"{512 * MIB}\n", mem_info_gtt_total=f"{15 * GIB}\n")
+    assert list(sample.gpus) == [node_pb2.Gpu(name="AMD 0x744c", unified=True)]
+
+
+def test_what_the_driver_cannot_say_is_absent(tmp_path: Path) -> None:
+    sample = amd(tmp_path, mem_info_vram_total="N/A\n", gpu_busy_percent="-1\n")
+    assert list(sample.gpus) == [node_pb2.Gpu(name="AMD 0x744c")]
+    assert not sample.HasField("gpu_pct")
+
+
+class NotSupported(Exception):
+    """What NVML raises for a figure the board does not have."""
+
+
+class Nvml:
+    """A management library with one board that answers as given."""
+
+    NVMLError_NotSupported = NotSupported
+
+    def __init__(self, **answers: Any) -> None:
+        self._answers = answers
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def answer(*_: object) -> Any:
+            if name not in self._answers:
+                raise NotSupported
+            if isinstance(self._answers[name], Exception):
+                raise self._answers[name]
+            return self._answers[name]
+
+        return answer
+
+
+class Figures:
+    """A structure of NVML's."""
+
+    def __init__(self, **fields: int) -> None:
+        self.__dict__.update(fields)
+
+
+def nvidia(failures: Failures, **answers: Any) -> node_pb2.SystemSample:
+    sample = node_pb2.SystemSample()
+    NvidiaGpus(Nvml(**answers), failures).fill(sample)
+    return sample
+
+
+def test_an_nvidia_card_tells_its_memory_use_temperature_and_power() -> None:
+    sample = nvidia(
+        Failures(),
+        nvmlDeviceGetName=b"NVIDIA GeForce RTX 4070",
+        nvmlDeviceGetMemoryInfo=Figures(total=12_878_610_432, free=11_500_000_000, used=1_378_610_432),
+        nvmlDeviceGetUtilizationRates=Figures(gpu=12, memory=3),
+        nvmlDeviceGetTemperature=44,
+        nvmlDeviceGetPowerUsage=31_500,
+    )
+    (found,) = sample.gpus
+    assert (found.name, found.unified) == ("NVIDIA GeForce RTX 4070", False)
+    assert (found.memory_total_bytes, found.memory_available_bytes) == (12_878_610_432, 11_500_000_000)
+    assert (sample.gpu_pct, sample.gpu_temperature_celsius, sample.gpu_power_watts) == (12, 44, 31.5)
+
+
+def test_a_board_that_shares_the_machines_memory_is_unified_and_no_failure() -> None:
+    failures = Failures()
+    (found,) = nvidia(failures, nvmlDeviceGetName="NVIDIA GB10").gpus
+    assert found == node_pb2.Gpu(name="NVIDIA GB10", unified=True)
+    assert not failures.counts
+
+
+def test_a_driver_that_fails_leaves_the_sample_and_is_counted() -> None:
+    failures = Failures()
+    assert not nvidia(failures, nvmlDeviceGetName=RuntimeError("GPU is lost")).gpus
+    assert failures.counts == {"nvml": 1}
+
+
+def test_the_processors_power_is_the_rise_of_its_energy_and_survives_a_wrap(tmp_path: Path) -> None:
+    clock, failures = FakeClock(), Failures()
+    package = tmp_path / "sys/class/powercap/intel-rapl:0"
+    put(package / "energy_uj", "1000000\n")
+    put(package / "max_energy_range_uj", "262143328850\n")
+    put(tmp_path / "sys/class/powercap/intel-rapl:0:0/energy_uj", "5\n")
+    power = ProcessorPower(tmp_path, clock, failures)
+
+    def watts(energy: int) -> float | None:
+        put(package / "energy_uj", f"{energy}\n")
+        clock.advance(2.0)
+        sample = node_pb2.SystemSample()
+        power.fill(sample)
+        return sample.cpu_power_watts if sample.HasField("cpu_power_watts") else None
+
+    assert watts(262_000_000_000) is None
+    assert watts(262_030_000_000) == pytest.approx(15.0)
+    assert watts(30_000_000 - 113_328_850) is None  # No number, so nothing to compare with.
+    assert watts(262_143_000_000) is None
+    assert watts(20_000_000) == pytest.approx((328_850 + 20_000_000) / 2e6)
+
+
+def test_energy_that_only_root_may_read_is_absent(tmp_path: Path) -> None:
+    sample = node_pb2.SystemSample()
+    ProcessorPower(tmp_path, FakeClock(), Failures()).fill(sample)
+    assert sample == node_pb2.SystemSample()
+
+
+async def test_the_memorys_speed_is_measured_once_when_there_is_room() -> None:
+    failures = Failures()
+    speed = Bandwidth(failures)
+    running = asyncio.create_task(speed.run())
+    tight = node_pb2.SystemSample(memory=node_pb2.MemorySample(ram_available_bytes=100 * MIB))
+    speed.fill(tight)
+    await asyncio.sleep(0.05)
+    assert not running.done()
+    roomy = node_pb2.SystemSample(memory=node_pb2.MemorySample(ram_available_bytes=8 * GIB))
+    speed.fill(roomy)
+    async with asyncio.timeout(30):
+        await running
+    speed.fill(roomy)
+    assert 10**8 < roomy.memory_bandwidth_bytes_per_second < 10**13
+    assert not failures.counts
+
+
+def test_a_copy_moves_bytes() -> None:
+    assert bandwidth.measure(0.01) > 10**8
+
+
+def test_a_node_without_a_runner_does_not_know_its_own_memory(tmp_path: Path) -> None:
+    assert OwnMemory(tmp_path).read() is None
+    (tmp_path / "shards").mkdir()
+    assert OwnMemory(tmp_path).read() == 0
+
+
+async def test_the_memory_of_the_processes_in_the_folder_is_the_nodes_own(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        put(tmp_path / "shards" / str(process.pid), "")
+        put(tmp_path / "shards" / "nonsense", "")
+        put(tmp_path / "shards" / "4194305", "")  # Beyond any process id.
+        own = OwnMemory(tmp_path, is_own=lambda pid: pid == process.pid)
+        held = own.read()
+        assert held is not None
+        assert MIB // 16 < held < 64 * MIB
+        assert OwnMemory(tmp_path).read() == 0  # `sleep` is no shard, whatever the folder says.
+    finally:
+        process.kill()
+        await process.wait()
+    assert own.read() == 0
+
+
+def test_a_process_that_is_none_is_no_shard() -> None:
+    assert not is_shard(4194305)
