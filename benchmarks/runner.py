@@ -97,7 +97,9 @@ class Stack:
             instance_id=instance_id, spec=model_pb2.PlacementSpec(model_id=MODEL_ID), placement=placement
         )
         await self.cluster.append(event_pb2.Fact(instance_placed=placed))
-        await self.until(lambda: self.instance(instance_id).state == model_pb2.INSTANCE_STATE_RUNNING)
+        states = (model_pb2.INSTANCE_STATE_RUNNING, model_pb2.INSTANCE_STATE_FAILED)
+        await self.until(lambda: self.instance(instance_id).state in states)
+        assert not self.instance(instance_id).failure, self.instance(instance_id).failure
         return instance_id
 
     def instance(self, instance_id: str) -> Any:

@@ -128,6 +128,13 @@ def test_a_node_is_left_out_for_the_weightiest_reason(node: Node, *, silent: boo
     assert words in answer.message
 
 
+def test_a_node_without_the_model_can_take_layers_while_one_that_has_it_is_heard() -> None:
+    nodes = [Node("a", 9, models=("other",)), Node("b", 9)]
+
+    assert exclusions(refusal(state_of(nodes, model(even(40 * GB, 40))))).get("a") is None
+    assert exclusions(refusal(state_of(nodes, model(even(40 * GB, 40))), "b")) == {"a": "MODEL_ABSENT", "b": "STALE"}
+
+
 def test_a_reading_without_a_level_is_of_unknown_level() -> None:
     state = state_of([Node("a", 9)], model([1]))
     memory = state.nodes["a"].memory

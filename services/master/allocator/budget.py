@@ -143,14 +143,33 @@ def budgets(
     silent = frozenset(silent_node_ids)
     demands: dict[Form, Demand] = {}
     names = _names(state)
+    # A runner that lacks the model's files fetches its part of them from one that has them and is heard.
+    fetchable = any(
+        _has_model(record, request.model.model_id) for id_, record in state.nodes.items() if id_ not in silent
+    )
     return tuple(
-        _budget(state.nodes[node_id], request, names[node_id], demands, view, silent=node_id in silent)
+        _budget(
+            state.nodes[node_id],
+            request,
+            names[node_id],
+            demands,
+            view,
+            silent=node_id in silent,
+            fetchable=fetchable,
+        )
         for node_id in sorted(state.nodes)
     )
 
 
 def _budget(
-    record: NodeRecord, request: Request, name: str, demands: dict[Form, Demand], view: View, *, silent: bool
+    record: NodeRecord,
+    request: Request,
+    name: str,
+    demands: dict[Form, Demand],
+    view: View,
+    *,
+    silent: bool,
+    fetchable: bool,
 ) -> Budget:
     node_id, memory, runner = record.identity.node_id, record.memory, record.runner
     level = _level(memory)
@@ -161,13 +180,16 @@ def _budget(
         # The latest reading shows these bytes as taken, and replacing the instance gives them back.
         available += sum(shard.settled_bytes for shard in credited)
     device_limit = _device_limit(memory, runner)
+    without_model = not fetchable and not _has_model(record, request.model.model_id)
     held = sum(shard.held_bytes for shard in record.shards.values()) - sum(shard.held_bytes for shard in credited)
     return Budget(
         node_id=node_id,
         name=name,
         friendly_name=record.identity.friendly_name,
         level=level,
-        left_out=_left_out(record, request, level, view, available=available, silent=silent),
+        left_out=_left_out(
+            record, request, level, view, available=available, silent=silent, without_model=without_model
+        ),
         ram_total_bytes=_ram_total(memory),
         available_bytes=available,
         promised_bytes=promised,
@@ -203,6 +225,7 @@ def _left_out(
     *,
     available: int | None,
     silent: bool,
+    without_model: bool,
 ) -> model_pb2.Exclusion.ValueType | None:
     """Why the node is not weighed, the weightiest reason first; None when it is."""
     checks = (
@@ -212,7 +235,7 @@ def _left_out(
         (level == node_pb2.PRESSURE_LEVEL_CRITICAL, model_pb2.EXCLUSION_CRITICAL),
         (available is None, model_pb2.EXCLUSION_NO_MEMORY_READING),
         (not request.include_unknown and level not in _LEVELS, model_pb2.EXCLUSION_UNKNOWN_LEVEL),
-        (not _has_model(record, request.model.model_id), model_pb2.EXCLUSION_MODEL_ABSENT),
+        (without_model, model_pb2.EXCLUSION_MODEL_ABSENT),
     )
     reason = next((exclusion for holds, exclusion in checks if holds), None)
     return None if view.lifted and reason not in _NEVER_LIFTED else reason
