@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -65,12 +64,10 @@ def sample_fact(number: int) -> event_pb2.Fact:
     return event_pb2.Fact(memory_sampled=event_pb2.MemorySampled(node_id=f"{number % NODES:032x}", sample=sample))
 
 
-def stored_rows(count: int) -> Iterator[tuple[int, int, int, int, int, int, bytes]]:
+def stored_rows(count: int) -> Iterator[log_format.StoredRow]:
     """Rows as the log stores them, all of one source."""
     for number in range(1, count + 1):
-        fact = sample_fact(number)
-        payload = fact.SerializeToString()
-        yield number, number, log_format.kind(fact), 1, number, zlib.crc32(payload), payload
+        yield log_format.stored_row(number, number, 1, number, sample_fact(number))
 
 
 def empty_log(folder: str, name: str) -> tuple[Path, sqlite3.Connection]:

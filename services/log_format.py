@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -28,11 +28,10 @@ KIND_NAMES: Final[dict[int, str]] = {
 }
 KIND_NUMBERS: Final[dict[str, int]] = {name: number for number, name in KIND_NAMES.items()}
 
-_COLUMNS: Final = struct.Struct("<6q")
-"""What of a row is hashed before its payload: seq, recorded_at_ns, kind, source (its number), source_seq, crc."""
-
 UNKNOWN_KIND: Final = 0
 """The kind of a fact this release does not know; the row keeps its bytes."""
+
+_KINDS: Final[dict[str | None, int]] = {**KIND_NUMBERS, None: UNKNOWN_KIND}
 
 
 class CorruptEventError(Exception):
@@ -59,10 +58,13 @@ StoredRow: TypeAlias = tuple[int, int, int, int, int, int, bytes]
 """The same as it is in the table: with the source's number in place of its name."""
 
 
-def kind(fact: event_pb2.Fact) -> int:
-    """The kind column for `fact`: its field number, or UNKNOWN_KIND."""
-    name = fact.WhichOneof("fact")
-    return UNKNOWN_KIND if name is None else KIND_NUMBERS[name]
+def stored_row(
+    sequence: int, recorded_at_ns: int, source_number: int, source_sequence: int, stored: event_pb2.Fact
+) -> StoredRow:
+    """The row that stores a fact."""
+    payload = stored.SerializeToString()
+    kind = _KINDS[stored.WhichOneof("fact")]
+    return sequence, recorded_at_ns, kind, source_number, source_sequence, zlib.crc32(payload), payload
 
 
 def fact(sequence: int, crc: int, payload: bytes) -> event_pb2.Fact:
@@ -90,6 +92,18 @@ def event(row: Row) -> event_pb2.RecordedEvent:
     return recorded(row.sequence, row.recorded_at_ns, row.source, row.source_sequence, stored)
 
 
+def facts(first: int, crcs: Sequence[int], payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
+    """`fact` for many rows in a row, the first of which is numbered `first`; nothing is yielded if one is corrupt."""
+    if list(map(zlib.crc32, payloads)) != list(crcs):
+        for sequence, (crc, payload) in enumerate(zip(crcs, payloads, strict=True), first):
+            fact(sequence, crc, payload)
+    return map(event_pb2.Fact.FromString, payloads)
+
+
 def chain_hash(before: bytes, rows: Sequence[StoredRow]) -> bytes:
-    """The hash of a commit: over the commit before it, and every column and byte of its own rows."""
-    return hashlib.sha256(before + b"".join([_COLUMNS.pack(*row[:6]) + row[6] for row in rows])).digest()
+    """The hash of a commit: over the commit before it, then its rows' numbers as 64 bits each, then their payloads."""
+    numbers: list[int] = []
+    for row in rows:
+        numbers += row[:6]
+    packed = struct.pack(f"<{len(numbers)}q", *numbers)
+    return hashlib.sha256(before + packed + b"".join([row[6] for row in rows])).digest()

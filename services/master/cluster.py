@@ -45,20 +45,19 @@ class Subscription:
     Raises SubscriberTooSlow when its backlog overflowed, and Unavailable when the master stops.
     """
 
-    def __init__(self, kinds: frozenset[str] | None, sequence: int) -> None:
-        self._kinds = kinds
+    def __init__(self, kinds: Collection[str] | None, sequence: int) -> None:
+        self.kinds = None if kinds is None else frozenset(log_format.KIND_NUMBERS[kind] for kind in kinds)
+        """The kinds of facts it wants, by number; None for all."""
         self._batches: deque[list[event_pb2.RecordedEvent]] = deque()
         self._events_queued = 0
         self._arrived = asyncio.Event()
         self._end: errors.MasterError | None = None
         self._last_sequence = sequence
 
-    def wants(self, kind: int) -> bool:
-        """An event of this kind is to be put here."""
-        return self._end is None and (self._kinds is None or log_format.KIND_NAMES.get(kind) in self._kinds)
-
     def put(self, events: list[event_pb2.RecordedEvent]) -> None:
         """Queue `events`, or cut the subscription off when they are more than it may keep."""
+        if self._end is not None:
+            return
         if self._events_queued + len(events) > SUBSCRIPTION_EVENTS_MAX:
             self.end(errors.SubscriberTooSlow(self._last_sequence))
             self._batches.clear()
@@ -206,7 +205,7 @@ class Cluster:
     @asynccontextmanager
     async def subscribe(self, kinds: Collection[str] | None = None) -> AsyncIterator[Subscription]:
         """A subscription to what happens from now on; with `kinds` (names of Fact's fields) to these only."""
-        subscription = Subscription(None if kinds is None else frozenset(kinds), self.state.sequence)
+        subscription = Subscription(kinds, self.state.sequence)
         if self.stopping.is_set():
             subscription.end(errors.Unavailable("the master is stopping"))
         self._subscriptions.add(subscription)
@@ -249,9 +248,12 @@ class Cluster:
         if commit.error is not None:
             self._uncommitted(commit, commit.error)
             return
-        for stored in commit.stored:
-            apply_fact(self.state, stored.sequence, stored.recorded_at_ns, stored.fact)
-            self._acknowledged[stored.source] = stored.source_sequence
+        state = self.state
+        for append in commit.appends:
+            for row, fact in zip(append.rows, append.stored, strict=True):
+                apply_fact(state, row[0], row[1], fact)
+            if append.rows:
+                self._acknowledged[append.source] = append.acknowledged
         self._publish(commit)
         self._settle(commit)
 
@@ -274,12 +276,19 @@ class Cluster:
     def _publish(self, commit: Commit) -> None:
         events: dict[int, event_pb2.RecordedEvent] = {}
         for subscription in self._subscriptions:
-            wanted = [stored for stored in commit.stored if subscription.wants(stored.kind)]
-            for stored in wanted:
-                if stored.sequence not in events:
-                    events[stored.sequence] = stored.event()
+            kinds, wanted = subscription.kinds, []
+            for append in commit.appends:
+                for row, fact in zip(append.rows, append.stored, strict=True):
+                    if kinds is None or row[2] in kinds:
+                        event = events.get(row[0]) or _event(row, append.source, fact)
+                        events[row[0]] = event
+                        wanted.append(event)
             if wanted:
-                subscription.put([events[stored.sequence] for stored in wanted])
+                subscription.put(wanted)
+
+
+def _event(row: log_format.StoredRow, source: str, fact: event_pb2.Fact) -> event_pb2.RecordedEvent:
+    return log_format.recorded(row[0], row[1], source, row[4], fact)
 
 
 @asynccontextmanager

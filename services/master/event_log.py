@@ -15,7 +15,6 @@ from __future__ import annotations
 import queue
 import sqlite3
 import threading
-import zlib
 from asyncio import Future
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -78,29 +77,17 @@ class Append:
     """The log's last sequence once this is stored."""
     acknowledged: int = 0
     """The source_sequence up to which everything of this source is stored."""
-
-
-class Stored(NamedTuple):
-    """A fact that is on disk."""
-
-    sequence: int
-    recorded_at_ns: int
-    kind: int
-    source: str
-    source_sequence: int
-    fact: event_pb2.Fact
-
-    def event(self) -> event_pb2.RecordedEvent:
-        """The same, as it is sent to readers."""
-        return log_format.recorded(self.sequence, self.recorded_at_ns, self.source, self.source_sequence, self.fact)
+    rows: list[log_format.StoredRow] = field(default_factory=list)
+    """What of it is new on disk, and what was there already left out."""
+    stored: list[event_pb2.Fact] = field(default_factory=list)
+    """The fact of each row."""
 
 
 @dataclass(slots=True)
 class Commit:
-    """One transaction: what was asked for, and what of it is new on disk, or why nothing is."""
+    """One transaction: what was asked for, in the order it was stored, or why nothing of it is."""
 
     appends: list[Append]
-    stored: list[Stored] = field(default_factory=list)
     error: Exception | None = None
     fatal: bool = False
     """The writer has ended: nothing can be stored any more."""
@@ -134,14 +121,20 @@ class LogReader:
         with self._engine.connect() as connection:
             return [log_format.Row(*row) for row in connection.exec_driver_sql(statement, (first, last))]
 
-    def read_facts(self, first: int, last: int) -> Sequence[tuple[int, int, int, bytes]]:
-        """seq, recorded_at_ns, crc and payload of the rows numbered `first` to `last`: all that a replay needs."""
+    def read_facts(self, first: int, last: int) -> list[tuple[int, int, bytes]]:
+        """recorded_at_ns, crc and payload of the rows numbered `first` to `last`: all that a replay needs.
+
+        Raises CorruptEventError when one of them is not there.
+        """
         with self._engine.connect() as connection:
-            cursor = connection.exec_driver_sql(
-                "SELECT seq, recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq",
-                (first, last),
+            result = connection.exec_driver_sql(
+                "SELECT recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, last)
             )
-            return cursor.fetchall()
+            # The driver's own tuples, without SQLAlchemy's row around each: a replay reads millions.
+            rows = list(result.cursor.fetchall())
+            if len(rows) != last - first + 1:
+                raise log_format.CorruptEventError(_first_missing(connection, first), "it is missing")
+            return rows
 
     def first_since(self, recorded_at_ns: int) -> int | None:
         """The first sequence recorded at that time or later, None when there is none yet."""
@@ -300,7 +293,7 @@ class _Writer:
                 self._connection.exec_driver_sql(_INSERT_HASH, (draft.sequence, digest))
             self._sequence, self._hash = draft.sequence, digest
             self._sources.update(draft.sources)
-        return Commit(appends, draft.stored)
+        return Commit(appends)
 
 
 class _Draft:
@@ -311,7 +304,6 @@ class _Draft:
         self.sources: dict[str, _Source] = {}
         """Those that are new, or said something new."""
         self.rows: list[log_format.StoredRow] = []
-        self.stored: list[Stored] = []
         self._recorded_at_ns = recorded_at_ns
         self._sources_before = sources
 
@@ -321,18 +313,18 @@ class _Draft:
         if last < append.after:
             append.error = errors.Unavailable("what was to be stored before this was not: connect again")
             return
-        at, source, sequence = self._recorded_at_ns, append.source, self.sequence
+        at, sequence = self._recorded_at_ns, self.sequence
         for source_sequence, fact in append.facts:
             if source_sequence:
                 if source_sequence <= last:
                     continue
                 last = source_sequence
             sequence += 1
-            kind, payload = log_format.kind(fact), fact.SerializeToString()
-            self.rows.append((sequence, at, kind, number, source_sequence, zlib.crc32(payload), payload))
-            self.stored.append(Stored(sequence, at, kind, source, source_sequence, fact))
-        if sequence > self.sequence:
-            self.sources[source] = _Source(number, source, last)
+            append.rows.append(log_format.stored_row(sequence, at, number, source_sequence, fact))
+            append.stored.append(fact)
+        if append.rows:
+            self.rows += append.rows
+            self.sources[append.source] = _Source(number, append.source, last)
         self.sequence = append.last_sequence = sequence
         append.acknowledged = last
 
@@ -361,6 +353,16 @@ def _insert(connection: Connection, rows: Sequence[log_format.StoredRow]) -> Non
 def _head(connection: Connection) -> int:
     sequence: int = connection.exec_driver_sql("SELECT coalesce(max(seq), 0) FROM events").scalar_one()
     return sequence
+
+
+def _first_missing(connection: Connection, first: int) -> int:
+    """The first sequence from `first` on that has no row."""
+    for expected, (sequence,) in enumerate(
+        connection.exec_driver_sql("SELECT seq FROM events WHERE seq >= ? ORDER BY seq", (first,)), first
+    ):
+        if sequence != expected:
+            return expected
+    return _head(connection) + 1
 
 
 def _last_hash(connection: Connection) -> bytes:

@@ -14,26 +14,32 @@ BATCH_OBSERVATIONS_MAX: Final = 4096
 _CLAMP: Final = "clamp the reading and flag it MEMORY_FLAG_CLAMPED, or leave out what was not measured"
 
 
-def refuse_wrong(node_id: str, observations: Sequence[telemetry_service_pb2.Observation], last_sequence: int) -> None:
-    """Raise InvalidRequest, naming what to fix, unless all of it may be stored as said by `node_id`'s probe.
+def checked(
+    node_id: str, observations: Sequence[telemetry_service_pb2.Observation], last_sequence: int
+) -> list[tuple[int, event_pb2.Fact]]:
+    """What `node_id`'s probe said, each fact with its source_sequence.
 
     `last_sequence` is the source_sequence of the last observation this stream brought before, 0 for none. What
-    follows may leave some out, since a probe gives up facts when its buffer is full, but not go back.
+    follows may leave some out, since a probe gives up facts when its buffer is full, but not go back. Raises
+    InvalidRequest, naming what to fix, unless all of it may be stored.
     """
     if len(observations) > BATCH_OBSERVATIONS_MAX:
         raise errors.InvalidRequest(
             f"a message holds {len(observations)} observations: send at most {BATCH_OBSERVATIONS_MAX} in one"
         )
+    facts = []
     for said in observations:
-        if said.source_sequence <= last_sequence:
+        sequence, fact = said.source_sequence, said.fact
+        if sequence <= last_sequence:
             raise errors.InvalidRequest(
-                f"source_sequence {said.source_sequence} follows {last_sequence}: "
+                f"source_sequence {sequence} follows {last_sequence}: "
                 "number what a boot says 1, 2, 3 ... and send it in order"
             )
-        last_sequence = said.source_sequence
-        wrong = _wrong(node_id, said.fact)
-        if wrong:
-            raise errors.InvalidRequest(f"observation {said.source_sequence}: {wrong}")
+        last_sequence = sequence
+        if wrong := _wrong(node_id, fact):
+            raise errors.InvalidRequest(f"observation {sequence}: {wrong}")
+        facts.append((sequence, fact))
+    return facts
 
 
 def _wrong(node_id: str, fact: event_pb2.Fact) -> str:

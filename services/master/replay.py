@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Final
 
 from services import log_format
@@ -19,11 +20,10 @@ def fold(log: LogReader, state: State, last: int) -> Iterator[int]:
     Raises CorruptEventError at the first event that is not there or not what was stored.
     """
     while state.sequence < last:
-        page = log.read_facts(state.sequence + 1, min(last, state.sequence + PAGE_EVENTS))
-        for sequence, recorded_at_ns, crc, payload in page:
-            if sequence != state.sequence + 1:
-                raise log_format.CorruptEventError(state.sequence + 1, "it is missing")
-            apply_fact(state, sequence, recorded_at_ns, log_format.fact(sequence, crc, payload))
-        if not page:
-            raise log_format.CorruptEventError(state.sequence + 1, "it is missing")
+        first = state.sequence + 1
+        page = log.read_facts(first, min(last, state.sequence + PAGE_EVENTS))
+        times, crcs, payloads = zip(*page, strict=True)
+        facts = log_format.facts(first, crcs, payloads)
+        for sequence, recorded_at_ns, fact in zip(count(first), times, facts, strict=False):
+            apply_fact(state, sequence, recorded_at_ns, fact)
         yield state.sequence

@@ -12,7 +12,7 @@ from services.master import errors
 from services.master.cluster import Cluster
 from services.master.event_log import Append
 from services.master.liveness import liveness
-from services.master.observations import refuse_wrong
+from services.master.observations import checked
 from services.master.servicers.errors import translated
 from ullage.v1 import node_pb2, state_pb2, telemetry_service_pb2, telemetry_service_pb2_grpc
 
@@ -71,10 +71,10 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
     ) -> telemetry_service_pb2.ReportOnceResponse:
         with translated():
             stream = self._stream(request.identity)
-            refuse_wrong(stream.identity.node_id, request.observations, 0)
+            facts = checked(stream.identity.node_id, request.observations, 0)
             self._cluster.hear(stream.identity.node_id)
-            acknowledged = await self._cluster.record(stream.source, request.observations)
-            return telemetry_service_pb2.ReportOnceResponse(acknowledged_source_sequence=acknowledged)
+            stored = await self._cluster.submit(stream.source, facts)
+            return telemetry_service_pb2.ReportOnceResponse(acknowledged_source_sequence=stored.acknowledged)
 
     def _open(self, first: telemetry_service_pb2.ReportRequest) -> _Stream:
         """The stream `first` begins, in place of one of the same node that is no longer heard."""
@@ -121,17 +121,15 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
             stream.moved.set()
 
     def _submit(self, stream: _Stream, observations: Sequence[telemetry_service_pb2.Observation]) -> None:
-        refuse_wrong(stream.identity.node_id, observations, stream.last_sequence)
+        facts = checked(stream.identity.node_id, observations, stream.last_sequence)
         stream.heard_at = self._cluster.clock.monotonic()
         self._cluster.hear(stream.identity.node_id)
-        if not observations:
+        if not facts:
             return
-        done = self._cluster.submit(
-            stream.source, [(said.source_sequence, said.fact) for said in observations], after=stream.last_sequence
-        )
+        done = self._cluster.submit(stream.source, facts, after=stream.last_sequence)
         done.add_done_callback(lambda _: stream.moved.set())
         stream.in_flight.append(done)
-        stream.last_sequence = observations[-1].source_sequence
+        stream.last_sequence, _ = facts[-1]
 
     async def _acknowledge(self, stream: _Stream, reading: asyncio.Task[None]) -> AsyncIterator[int]:
         """How far the stream's facts are durable: at once, and at each step, until all that was read is."""
