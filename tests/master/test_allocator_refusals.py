@@ -129,7 +129,7 @@ def test_a_node_is_left_out_for_the_weightiest_reason(node: Node, *, silent: boo
 
 
 def test_a_node_without_the_model_can_take_layers_while_one_that_has_it_is_heard() -> None:
-    nodes = [Node("a", 9, models=("other",)), Node("b", 9)]
+    nodes = [Node("a", 9 * GB, models=("other",)), Node("b", 9 * GB)]
 
     assert exclusions(refusal(state_of(nodes, model(even(40 * GB, 40))))).get("a") is None
     assert exclusions(refusal(state_of(nodes, model(even(40 * GB, 40))), "b")) == {"a": "MODEL_ABSENT", "b": "STALE"}
