@@ -5,11 +5,12 @@ A file is looked at before anything is written: one that is no log, or is a newe
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,18 +83,20 @@ def read_only_engine(path: Path) -> Iterator[Engine]:
     """An engine for a log nobody shall write to, not even its folder. Raises LogFileError where there is none."""
     if not path.is_file():
         raise LogFileError(f"there is no log at {path}")
-    wal = path.with_name(path.name + "-wal")
-    if not wal.exists() or wal.stat().st_size == 0:
-        with _disposed(_uri_engine(path, "mode=ro&immutable=1")) as engine:
-            yield engine
-        return
-    # SQLite needs a writable folder to read a log that has a -wal: it gets one of its own.
-    with tempfile.TemporaryDirectory(prefix="ullage-log-") as folder:
-        copy = Path(folder) / path.name
-        shutil.copyfile(path, copy)
-        shutil.copyfile(wal, copy.with_name(wal.name))
-        with _disposed(_uri_engine(copy, "mode=rw")) as engine:
-            yield engine
+    wal, shm = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))
+    with ExitStack() as opened:
+        if not wal.exists() or wal.stat().st_size == 0:
+            engine = opened.enter_context(_disposed(_uri_engine(path, "mode=ro&immutable=1")))
+        elif shm.exists() and os.access(shm, os.W_OK):
+            # A master is writing it, or was killed: SQLite keeps the two apart through the -shm there is.
+            engine = opened.enter_context(_disposed(_uri_engine(path, "mode=ro")))
+        else:
+            # SQLite would make a -shm to read a log with a -wal: it gets a folder of its own for that.
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="ullage-log-")))
+            shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(wal, folder / wal.name)
+            engine = opened.enter_context(_disposed(_uri_engine(folder / path.name, "mode=rw")))
+        yield engine
 
 
 def _uri_engine(path: Path, parameters: str) -> Engine:

@@ -141,7 +141,7 @@ def apply(state: State, event: event_pb2.RecordedEvent) -> None:
     apply_fact(state, event.sequence, event.recorded_at.ToNanoseconds(), event.fact)
 
 
-def apply_fact(  # noqa: C901, PLR0912 - an arm for each fact
+def apply_fact(  # noqa: C901, PLR0912, PLR0915 - an arm for each fact
     state: State, sequence: int, recorded_at_ns: int, fact: event_pb2.Fact
 ) -> None:
     """`apply`, for whoever has an event in its parts: a replay need not build what it would take apart again."""

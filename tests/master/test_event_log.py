@@ -295,6 +295,18 @@ def test_a_log_copied_with_its_wal_is_read_whole_and_left_alone(copied: Path) ->
     assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
 
 
+async def test_a_log_that_a_master_writes_is_read_beside_it(log_path: Path, clock: FakeClock) -> None:
+    async with opened(log_path, clock) as cluster:
+        await cluster.append(memory_sampled("a"))
+        log = ReadOnlyLog(log_path)
+        assert log.head() == 1
+        await cluster.append(memory_sampled("b"))
+        assert log.head() == 2
+        log.close()
+        await cluster.append(memory_sampled("c"))
+        assert cluster.log.head() == 3
+
+
 def test_a_log_copied_without_its_wal_reads_as_the_shorter_log_it_is(copied: Path) -> None:
     (copied / "copy.db-wal").unlink()
     log = ReadOnlyLog(copied / "copy.db")
