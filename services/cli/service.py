@@ -1,4 +1,4 @@
-"""`ullage master`, `ullage probe`, `ullage runner`: the services themselves, with their own options."""
+"""`ullage master`, `probe`, `runner` and `doctor`: the services themselves, with their own options."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def master(ctx: typer.Context) -> None:
 def probe(ctx: typer.Context) -> None:
     """Run this machine's probe, which reads its memory. Its options: `ullage probe --help`."""
     _become("probe", ctx.args)
+
+
+def doctor(ctx: typer.Context) -> None:
+    """Say what this machine's probe cannot read, why, and what to do. Exits with 1 where that keeps work away."""
+    _become("probe", ["--doctor", *ctx.args])
 
 
 def runner(ctx: typer.Context) -> None:

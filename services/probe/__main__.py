@@ -11,6 +11,7 @@ import typer
 from services import logs
 from services.clock import SystemClock
 from services.probe import process
+from services.probe.estimator import Override
 from services.probe.failures import Failures
 from services.probe.identity import IdentityError
 from services.probe.machine import MACHINE_ROOT, find
@@ -48,19 +49,18 @@ def probe(
     ready_file: Annotated[Path | None, typer.Option(help="Write the address into this file once it answers.")] = None,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.")] = "info",
     only_once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
+    examined: Annotated[
+        bool, typer.Option("--doctor", help="Say what cannot be read, why, and what to do; exit 1 on a fault.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --once or --doctor: print JSON.")] = False,
 ) -> None:
     """Read this node's memory and pressure, and stream them to the master."""
     logs.configure("probe", level=log_level)
     try:
         given = override(memory, override_memory)
-        if only_once:
-            from services.probe import once  # noqa: PLC0415 - a probe that runs has no use for its 2 MiB
-
-            clock = SystemClock()
-            machine = find(root, state_dir or default_state_dir(), clock, Failures())
-            sample = once.read_once(machine, given, clock)
-            typer.echo(once.as_json(sample) if json else once.as_text(sample))
+        if only_once or examined:
+            show = _examine if examined else _read_once
+            show(root, state_dir or default_state_dir(), given, json=json)
             return
         settings = Settings(
             master=master,
@@ -78,6 +78,28 @@ def probe(
     except (AddressError, IdentityError, SettingsError) as error:
         typer.echo(f"ullage probe: {error}", err=True)
         raise typer.Exit(1) from error
+
+
+# A probe that runs has no use for the 2 MiB of what only prints, so that is imported where it is needed.
+
+
+def _read_once(root: Path, state_dir: Path, given: Override | None, *, json: bool) -> None:
+    from services.probe import once  # noqa: PLC0415
+
+    clock = SystemClock()
+    sample = once.read_once(find(root, state_dir, clock, Failures()), given, clock)
+    typer.echo(once.as_json(sample) if json else once.as_text(sample))
+
+
+def _examine(root: Path, state_dir: Path, given: Override | None, *, json: bool) -> None:
+    from services.probe import doctor  # noqa: PLC0415
+
+    logs.configure("probe", level="error")  # What failed is said below, with what to do about it.
+    clock, failures = SystemClock(), Failures()
+    found = doctor.examine(root, state_dir, given, clock, failures)
+    typer.echo(doctor.as_json(found) if json else doctor.as_text(found))
+    if any(finding.is_fault for finding in found):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

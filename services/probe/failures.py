@@ -18,12 +18,15 @@ class Failures:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.errors: dict[str, str] = {}
+        """The last error of each kind, in words."""
 
     def add(self, kind: str, error: Exception) -> None:
         """Count a failure; the first of its kind is logged, since the others say nothing new."""
         self.counts[kind] += 1
+        self.errors[kind] = f"{type(error).__name__}: {error}"
         if self.counts[kind] == 1:
-            log.warning("cannot read", what=kind, error=f"{type(error).__name__}: {error}")
+            log.warning("cannot read", what=kind, error=self.errors[kind])
 
     def guard(self, kind: str, read: Callable[[], T]) -> T | None:
         """What `read` returns, or None when it fails in whatever way: psutil raises nearly anything."""

@@ -105,7 +105,10 @@ def test_a_recorded_machine_says_its_level_at_its_first_reading(
 def test_once_for_a_person_gives_values_conclusions_and_reasons() -> None:
     text = once.as_text(once.read_once(recorded("critical", Failures()), None, SystemClock()))
     assert "ram total               16.00 GiB" in text
-    assert "compressed              unknown" in text
+    assert "ram available           0.30 GiB      MemAvailable + ARC above its minimum" in text
+    assert "cgroup limit            none          the least of memory.max and memory.high" in text
+    assert "compressed" not in text
+    assert "ceiling available       0.00 GiB      0 under CRITICAL, whatever is left" in text
     assert "pressure level          CRITICAL" in text
     assert "0.30 GiB available, below 0.80 GiB (available)" in text
 
@@ -113,7 +116,10 @@ def test_once_for_a_person_gives_values_conclusions_and_reasons() -> None:
 async def test_once_prints_json_and_exits() -> None:
     code, output, _ = await run("--once", "--json", "--memory", "1GiB", "--root", str(RECORDED / "critical"))
     assert code == 0
-    assert json.loads(output)["flags"] == ["MEMORY_FLAG_OVERRIDDEN", "MEMORY_FLAG_CRITICAL_ZEROED"]
+    said = json.loads(output)
+    assert said["flags"] == ["MEMORY_FLAG_OVERRIDDEN", "MEMORY_FLAG_CRITICAL_ZEROED"]
+    assert said["formulas"]["ram_free_bytes"] == "MemFree: no measure of anything, caches fill it"
+    assert said["formulas"].keys() <= said.keys()
 
 
 async def test_what_keeps_a_probe_from_starting_is_one_line_and_exit_1(tmp_path: Path) -> None:
