@@ -156,10 +156,7 @@ class Soak:
 
     def summary(self, minutes: float) -> dict[str, Any]:
         grown = self.growth()
-        wrong = [
-            *self.wrong,
-            *(f"{name} grew by {each:,} bytes" for name, each in grown.items() if each > GROWTH_BYTES_MAX),
-        ]
+        grew = (f"{name} grew by {each:,} bytes" for name, each in grown.items() if each > GROWTH_BYTES_MAX)
         return {
             "minutes": round(minutes, 1),
             "seen": dict(sorted(self.seen.items())),
