@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from services import model_folder
 from services.model_folder import ModelFolderError
+from services.model_folder import __main__ as architectures_page
 from services.model_folder.safetensors import read_header
 from tests import tiny_models
 from tests.tiny_models import HIDDEN, KEYS, VOCABULARY, quantized, tensors
@@ -145,7 +146,7 @@ def test_a_folder_without_config_json_is_refused(tmp_path: Path) -> None:
 
 def test_an_architecture_that_cannot_be_split_is_refused_by_name(tmp_path: Path) -> None:
     message = refusal(tiny_models.write(tmp_path, model_type="mamba"))
-    assert message.startswith("architecture 'mamba' cannot be split over nodes yet: choose a model of the type ")
+    assert message.startswith("architecture 'mamba' cannot be split over nodes yet: a state of constant size beside")
     assert set(message.rpartition("type ")[2].split(", ")) == model_folder.ADMITTED_MODEL_TYPES
 
 
@@ -367,3 +368,10 @@ def test_smollm2_weighs_what_its_files_hold(smollm2_folder: Path) -> None:
     assert (model.head.stored_bytes, model.head.parameters, model.tied_embedding) == (2304, 576, True)
     assert {layer.kv_elements_per_token for layer in model.layers} == {2 * 3 * 64}
     assert model.context_tokens_max == 8192
+
+
+def test_the_page_of_architectures_is_what_the_tables_print() -> None:
+    page = Path(__file__).parent.parent / "docs" / "architectures.md"
+    assert page.read_text() == architectures_page.page(), (
+        "run `python -m services.model_folder > docs/architectures.md`"
+    )

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from services.model_folder import description, manifest
-from services.model_folder.architectures import ADMITTED_MODEL_TYPES
+from services.model_folder.admission import ADMITTED, REFUSED, Architecture, refusal
+from services.model_folder.by_name import Part, part_of
 from services.model_folder.errors import ModelFolderError
 from services.model_folder.manifest import (
     MANIFEST_FILE,
@@ -24,18 +26,27 @@ from services.model_folder.manifest import (
 )
 from ullage.v1 import model_pb2
 
+ADMITTED_MODEL_TYPES: Final = frozenset(ADMITTED)
+"""Architectures a runner can split, as config.json's model_type; any other is refused by name."""
+
 __all__ = [
+    "ADMITTED",
     "ADMITTED_MODEL_TYPES",
     "MANIFEST_FILE",
     "MODEL_FILE_PATTERNS",
+    "REFUSED",
+    "Architecture",
     "ModelFolderError",
+    "Part",
     "StoredFile",
     "check",
     "describe",
     "digest_of",
     "hash_files",
     "model_paths",
+    "part_of",
     "read_manifest",
+    "refusal",
     "verify",
     "write_manifest",
 ]

@@ -1,7 +1,6 @@
-"""Which tensors a model of each admitted architecture is made of.
+"""Which tensors a model is made of, for the types whose every tensor is checked against config.json.
 
-A type stands in the table when shards of it were seen to give the tokens of the unsharded model. To admit one:
-say here which modules a layer has, and add it to the runner's self-test.
+Models of other admitted types are weighed by the names of their tensors: see by_name.py.
 """
 
 from __future__ import annotations
@@ -78,8 +77,6 @@ LAYER_MODULES: Final[Mapping[str, Callable[[Config], tuple[Module, ...]]]] = {
     "seed_oss": _seed_oss,
     "smollm3": _llama,
 }
-ADMITTED_MODEL_TYPES: Final = frozenset(LAYER_MODULES)
-"""Architectures a runner can split, as config.json's model_type; any other is refused by name."""
 
 
 def embedding_module(config: Config) -> Module:

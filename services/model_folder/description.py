@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from services.model_folder import architectures
+from services.model_folder import architectures, by_name
 from services.model_folder.architectures import Module
+from services.model_folder.by_name import FLOAT_NAMES, UNUSED, Weights, in_words
 from services.model_folder.config import Config, read_config
 from services.model_folder.errors import ModelFolderError
 from services.model_folder.safetensors import Tensor, read_header
@@ -23,46 +23,49 @@ KV_ALLOCATION_STEP_TOKENS: Final = 256
 
 _QUANTIZED_BITS: Final = frozenset({2, 3, 4, 5, 6, 8})
 _SCALE_DTYPES: Final = frozenset({"F16", "BF16", "F32"})
-_FLOAT_NAMES: Final[Mapping[str, str]] = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
-_UNUSED: Final = re.compile(r"\.rotary_emb\.inv_freq$")
-"""Tensors of older files that the runtime computes by itself."""
 
 
 def weigh(folder: Path, *, model_id: str, source: str, digest: str) -> model_pb2.Model:
     """The model in `folder`. Raises ModelFolderError unless every tensor it needs is there, whole and of its shape."""
-    config = read_config(folder, architectures.ADMITTED_MODEL_TYPES)
+    config = read_config(folder)
     tensors = read_tensors(folder)
-    scale = _Scale(config, tensors)
-    modules = architectures.LAYER_MODULES[config.model_type](config)
+    if config.model_type in architectures.LAYER_MODULES:
+        weights = _weights_by_shape(config, tensors)
+    else:
+        weights = by_name.weigh(config, tensors)
     layers = [
-        model_pb2.Layer(
-            weight=scale.weigh(_in_layer(index, modules)),
-            kv_elements_per_token=2 * config.kv_heads * config.head_dim,
-            kv_window_tokens=window_tokens,
-        )
-        for index, window_tokens in enumerate(config.kv_windows_tokens)
+        model_pb2.Layer(weight=weight, kv_elements_per_token=config.kv_elements, kv_window_tokens=window_tokens)
+        for weight, window_tokens in zip(weights.layers, config.kv_windows_tokens, strict=True)
     ]
-    embedding = scale.weigh([architectures.embedding_module(config)])
-    head = scale.weigh(architectures.head_modules(config))
-    scale.check_nothing_left()
     return model_pb2.Model(
         model_id=model_id,
         model_type=config.model_type,
         layers=layers,
-        embedding=embedding,
-        head=head,
-        tied_embedding=config.tied_embedding,
+        embedding=weights.embedding,
+        head=weights.head,
+        tied_embedding=weights.tied_embedding,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=max(config.intermediate_size, config.experts_size),
         vocabulary_size=config.vocabulary_size,
         attention_heads=config.attention_heads,
         kv_heads=config.kv_heads,
         kv_allocation_step_tokens=KV_ALLOCATION_STEP_TOKENS,
         context_tokens_max=config.context_tokens_max,
-        quantization=scale.in_words(),
+        quantization=weights.stored_as,
         source=source,
         digest=digest,
     )
+
+
+def _weights_by_shape(config: Config, tensors: Mapping[str, Tensor]) -> Weights:
+    """The weights of a model whose every tensor and its shape is known from config.json."""
+    scale = _Scale(config, tensors)
+    modules = architectures.LAYER_MODULES[config.model_type](config)
+    layers = [scale.weigh(_in_layer(index, modules)) for index in range(config.layers)]
+    embedding = scale.weigh([architectures.embedding_module(config)])
+    head = scale.weigh(architectures.head_modules(config))
+    scale.check_nothing_left()
+    return Weights(layers, embedding, head, config.tied_embedding, scale.in_words())
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -126,7 +129,7 @@ class _Scale:
     def check_nothing_left(self) -> None:
         """Raises ModelFolderError for a tensor that is no part of the model: the runtime would refuse it."""
         ignored = {"lm_head.weight", "lm_head.scales", "lm_head.biases"} if self._config.tied_embedding else set()
-        left = sorted(name for name in self._tensors.keys() - self._seen - ignored if not _UNUSED.search(name))
+        left = sorted(name for name in self._tensors.keys() - self._seen - ignored if not UNUSED.search(name))
         if left:
             others = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
             raise ModelFolderError(
@@ -136,12 +139,7 @@ class _Scale:
 
     def in_words(self) -> str:
         """How the weights are stored, e.g. "4-bit, groups of 32; 1 part 8-bit, groups of 32"."""
-        if not self._packings:
-            return _FLOAT_NAMES[max(self._dtypes, key=lambda dtype: self._dtypes[dtype])]
-        (usual, _), *others = self._packings.most_common()
-        words = [_packing_words(usual)]
-        words += [f"{count} {'part' if count == 1 else 'parts'} {_packing_words(packing)}" for packing, count in others]
-        return "; ".join(words)
+        return in_words(self._packings, self._dtypes)
 
     def _weight(self, module: Module) -> list[Tensor]:
         if f"{module.name}.scales" in self._tensors:
@@ -154,7 +152,8 @@ class _Scale:
     def _quantized(self, module: Module) -> list[Tensor]:
         """The packed weight with its scales and biases."""
         weight, scales, biases = (self._taken(f"{module.name}.{part}") for part in ("weight", "scales", "biases"))
-        packing = _packing(weight, scales, biases, module.weight_shape) if self._config.quantized else None
+        is_said = self._config.quantization is not None
+        packing = _packing(weight, scales, biases, module.weight_shape) if is_said else None
         if packing is None:
             raise ModelFolderError(
                 f"the quantisation of {module.name} in {weight.file_name} is not understood: "
@@ -166,7 +165,7 @@ class _Scale:
 
     def _shaped(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._taken(name)
-        if tensor.dtype not in _FLOAT_NAMES:
+        if tensor.dtype not in FLOAT_NAMES:
             raise ModelFolderError(
                 f"the quantisation of tensor {name} in {tensor.file_name} ({tensor.dtype}) is not understood: "
                 "take an MLX conversion of the model (affine, 2 to 8 bits), or one that is not quantised"
@@ -205,8 +204,3 @@ def _packing(weight: Tensor, scales: Tensor, biases: Tensor, shape: tuple[int, .
         and (scales.dtype, scales.shape) == (biases.dtype, biases.shape)
     )
     return (bits, group_size) if understood else None
-
-
-def _packing_words(packing: tuple[int, int]) -> str:
-    bits, group_size = packing
-    return f"{bits}-bit, groups of {group_size}"

@@ -1,10 +1,10 @@
-"""Which models can be split, and how mlx-lm's code for them is cut into a shard.
+"""How mlx-lm's code for a model is cut into a shard.
 
-A model type is admitted when a split of it gives, bit for bit, what the whole gives: tests/runner/shard
-proves that for every type named here, at every split. All of them have one shape in mlx-lm: an outer model
-with an inner `model` of `embed_tokens`, `layers` and `norm`. A shard is that model with its layers cut,
-and the parts it does not own replaced by ones that pass on what they are given; so a model's own way of
-masking, scaling and ending is mlx-lm's, whole or split.
+The model stays whole in its structure: layers of other ranks are replaced by ones that pass on what they are given,
+so that whatever a model does around its layers (masks, windows, patterns of kinds, scaling) it does as it does whole.
+Where a rank's layers begin, what the rank before computed is put in the place of what this model made so far, and
+where they end it is taken out; what the model does outside is described but never evaluated, as MLX's arrays are
+promises. Which types are admitted, services/model_folder says; tests/runner/shard proves it for each, at every split.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
+from mlx.utils import tree_flatten
+
+from services import model_folder
 
 Config = Mapping[str, Any]
 
@@ -26,67 +28,28 @@ class UnsupportedModelError(Exception):
     """The model cannot be split here; str() names it, says why and what to use instead."""
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """How one model type is run: its module in mlx_lm.models, and how its embedding's scaling is undone."""
-
-    module: str
-    unscale: Callable[[Any], None] | None = None
-    """Makes the inner model leave its input as it is, where it scales what comes out of the embedding."""
-    attention: frozenset[str] = frozenset({"full_attention"})
-    """The kinds of layers, as config.json's layer_types, that can be cut."""
-
-
-def _without_multiplier(inner: Any) -> None:
-    inner.embedding_multiplier = 1.0
-
-
-_FULL_OR_SLIDING: Final = frozenset({"full_attention", "sliding_attention"})
-
-ADMITTED: Final[Mapping[str, Architecture]] = {
-    "granite": Architecture("granite", _without_multiplier),
-    "llama": Architecture("llama", attention=_FULL_OR_SLIDING),
-    "mistral": Architecture("llama", attention=_FULL_OR_SLIDING),
-    "olmo2": Architecture("olmo2"),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
-    "seed_oss": Architecture("seed_oss"),
-    "smollm3": Architecture("smollm3"),
-}
-
-
-def admit(config: Config) -> Architecture:
-    """How to run the model `config` (its config.json) describes. Raises UnsupportedModelError with the reason."""
-    model_type = config.get("model_type")
-    architecture = ADMITTED.get(str(model_type))
-    if architecture is None:
-        raise UnsupportedModelError(
-            f"models of type {model_type!r} cannot be split yet: no test shows that their parts give what the "
-            f"whole gives; these can: {', '.join(sorted(ADMITTED))}"
-        )
-    if set(config.get("layer_types") or ()) - architecture.attention:
-        kinds = ", ".join(sorted(set(config["layer_types"])))
-        raise UnsupportedModelError(
-            f"this {model_type} has layers of kinds that cannot be split yet ({kinds}): use a model whose layers "
-            "attend to the whole context"
-        )
+def admit(config: Config) -> model_folder.Architecture:
+    """What is known of the type `config` (its config.json) names. Raises UnsupportedModelError with the reason."""
+    refused = model_folder.refusal(config)
+    if refused is not None:
+        raise UnsupportedModelError(refused)
+    model_type = str(config["model_type"])
     if "quantization" not in config and "quantization_config" in config:
         method = config["quantization_config"].get("quant_method", "unnamed")
         raise UnsupportedModelError(
             f"this {model_type} is quantised as {method!r}, which is not read here; use an MLX-quantised or "
             "unquantised folder, or a GGUF file"
         )
-    return architecture
+    return model_folder.ADMITTED[model_type]
 
 
 def build(config: Config) -> Any:
     """mlx-lm's model for `config`, with its weights not yet made. Raises UnsupportedModelError."""
-    architecture = admit(config)
-    module = _module(architecture.module)
+    module = runtime_module(admit(config).module or str(config["model_type"]))
     return module.Model(module.ModelArgs.from_dict(dict(config)))
 
 
-def _module(name: str) -> Any:
+def runtime_module(name: str) -> Any:
     """The module mlx_lm.models.`name`, without what mlx_lm itself imports.
 
     mlx_lm's own __init__ brings transformers, two seconds and 36 MiB for every shard, and lowers the limit of
@@ -98,44 +61,6 @@ def _module(name: str) -> Any:
             raise UnsupportedModelError("mlx-lm is not installed: install Ullage with its dependencies")
         sys.modules["mlx_lm"] = importlib.util.module_from_spec(spec)
     return importlib.import_module(f"mlx_lm.models.{name}")
-
-
-class _StandIn(Module):
-    """Replaces a part of a model."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # MLX types its modules in part
-
-
-class PassedOn(_StandIn):
-    """Stands where the embedding or the final norm does on a rank without it: what comes in goes out."""
-
-    def __call__(self, hidden: mx.array) -> mx.array:
-        return hidden
-
-
-class Embedded(_StandIn):
-    """The embedding of the first rank, in the type the shard computes in."""
-
-    def __init__(self, embedding: Any, dtype: mx.Dtype) -> None:
-        super().__init__()
-        self.embedding = embedding
-        self._dtype = dtype
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        hidden: mx.array = self.embedding(tokens)
-        return hidden.astype(self._dtype)
-
-
-class Finished(_StandIn):
-    """Stands where the inner model does when only the head is to run; a tied head finds the embedding here."""
-
-    def __init__(self, embedding: Any) -> None:
-        super().__init__()
-        self.embed_tokens = embedding
-
-    def __call__(self, hidden: mx.array, *_: object, **__: object) -> mx.array:
-        return hidden
 
 
 @dataclass(frozen=True)
@@ -154,58 +79,169 @@ class Cut:
     def is_last(self) -> bool:
         return self.end_layer == self.layers
 
+    def has(self, layer: int) -> bool:
+        """Whether `layer` is this shard's."""
+        return self.first_layer <= layer < self.end_layer
 
-@dataclass(frozen=True)
+
+class _Elsewhere:
+    """Stands where a layer of another rank does: it is asked what it is, and passes on what it is given."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+        # Its promises hold the files open, and it is never computed.
+        layer.apply(lambda _: _NOTHING)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, hidden: mx.array, *_: object, **__: object) -> mx.array:
+        return hidden
+
+
+class _Border:
+    """The first or last layer of a rank. The first is given what came before it; what the last made can be taken."""
+
+    def __init__(self, layer: Any, dtype: mx.Dtype) -> None:
+        self._layer = layer
+        self._dtype = dtype
+        self.given: mx.array | None = None
+        self.made: mx.array | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._layer, name)
+
+    def __call__(self, hidden: mx.array, *arguments: object, **named: object) -> mx.array:
+        entering = hidden if self.given is None else self.given
+        made: mx.array = self._layer(entering.astype(self._dtype), *arguments, **named)
+        self.made = made
+        return made
+
+
+class _Finished:
+    """Stands where the inner model does when only the head is to run."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.hidden: mx.array | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __call__(self, *_: object, **__: object) -> mx.array | None:
+        return self.hidden
+
+
+_NOTHING: Final = mx.array(())
+_ANY_TOKEN: Final = 0
+"""What is given for tokens where only their number matters."""
+
+
 class Pieces:
-    """What is left of a model after the cut. `inner` takes tokens or hidden states to hidden states."""
+    """What is left of a model after the cut, and what it computes."""
 
-    inner: Any
-    head: Any | None
-    """Takes hidden states to scores; None but on the last rank."""
-    parts: list[Any]
-    """The modules that hold the shard's weights, each once, in the order they are computed."""
+    def __init__(self, model: Any, cut: Cut, dtype: mx.Dtype) -> None:
+        """The part of `model`, as `build` made it, that `cut` names, computing in `dtype`. Takes `model` apart."""
+        self.parts = _parts(model, cut)
+        """The arrays of each part of the shard, in the order in which they are computed."""
+        path, self._inner, name = _inner(model)
+        layers = list(self._inner[name])
+        if len(layers) != cut.layers:
+            raise UnsupportedModelError(f"the runtime makes {len(layers)} layers of a model that has {cut.layers}")
+        self._first, self._last = (_Border(layers[place], dtype) for place in (cut.first_layer, cut.end_layer - 1))
+        if cut.end_layer - cut.first_layer == 1:
+            self._last = self._first
+        self._cut = cut
+        # MLX's modules are dictionaries of their parts.
+        self._inner[name] = [self._stand_in(place, layer) for place, layer in enumerate(layers)]
+        self._finished = _Finished(self._inner)
+        self._model = _with_inner(model, path, self._finished)
+
+    def _stand_in(self, place: int, layer: Any) -> Any:
+        if not self._cut.has(place):
+            return _Elsewhere(layer)
+        borders = {self._cut.end_layer - 1: self._last, self._cut.first_layer: self._first}
+        return borders.get(place, layer)
+
+    def hidden(self, inputs: mx.array, caches: Sequence[Any]) -> mx.array:
+        """The hidden states after this shard's layers; `inputs` are tokens or hidden states, sequence by sequence."""
+        tokens = inputs
+        if not self._cut.is_first:
+            self._first.given = inputs
+            tokens = mx.full(inputs.shape[:2], _ANY_TOKEN, dtype=mx.int32)
+        after: mx.array = self._inner(tokens, cache=caches)
+        made = after if self._last.made is None or self._cut.is_last else self._last.made
+        self._first.given = self._last.made = None
+        return made
+
+    def scores(self, hidden: mx.array) -> mx.array:
+        """The scores of the tokens that follow each row of `hidden`. Only on the last rank."""
+        if not self._cut.is_last:
+            raise ValueError("only the last rank has the head")
+        self._finished.hidden = hidden
+        scores: mx.array = self._model(mx.full(hidden.shape[:2], _ANY_TOKEN, dtype=mx.int32))
+        return scores
+
+    def new_caches(self) -> list[Any]:
+        """Empty caches for one sequence, one for each layer of the model."""
+        layers = self._cut.layers
+        caches = runtime_module("cache")
+        made = getattr(self._model, "make_cache", None)
+        found: list[Any] = [caches.KVCache() for _ in range(layers)] if made is None else made()
+        return _mirrored(found, self._cut)
+
+    def own(self, caches: Sequence[Any]) -> Sequence[Any]:
+        """Those of `caches` that belong to this shard's layers."""
+        return caches[self._cut.first_layer : self._cut.end_layer]
 
 
-def cut_out(model: Any, config: Config, cut: Cut, dtype: mx.Dtype) -> Pieces:
-    """The part of `model`, as `build` made it, that `cut` names, computing in `dtype`. Takes `model` apart."""
-    inner, embedding = model.model, model.model.embed_tokens
-    is_tied = "lm_head" not in model
-    inner.layers = inner.layers[cut.first_layer : cut.end_layer]
-    _find_windows(inner)
-    parts = list(inner.layers)
+def _inner(model: Any) -> tuple[list[str], Any, str]:
+    """The module that holds the layers: the way to it, itself, and what it calls them."""
+    layers = model.layers
+    for path, module in model.named_modules():
+        for name, part in module.items():
+            if isinstance(part, list) and len(part) == len(layers) and part and part[0] is layers[0]:
+                return path.split("."), module, name
+    raise UnsupportedModelError("the runtime's model keeps its layers where they are not found")
+
+
+def _with_inner(model: Any, path: Sequence[str], inner: _Finished) -> Any:
+    *outer, name = path
+    parent = model
+    for each in outer:
+        parent = getattr(parent, each)
+    setattr(parent, name, inner)
+    return model
+
+
+def _parts(model: Any, cut: Cut) -> list[list[mx.array]]:
+    """What each part of the shard consists of, the embedding first and the head last."""
+    by_part: dict[object, list[mx.array]] = {}
+    flat: Any = tree_flatten(model.parameters())
+    for name, array in flat:
+        part = model_folder.part_of(name)
+        if part is None:
+            raise UnsupportedModelError(f"the runtime's parameter {name} is of no known part of the model")
+        by_part.setdefault(part, []).append(array)
+    is_tied = not any(array.ndim > 1 for array in by_part.get("head", ()))
+    wanted: list[object] = list(range(cut.first_layer, cut.end_layer))
     if cut.is_first or (cut.is_last and is_tied):
-        parts.insert(0, embedding)
-    if cut.is_first:
-        inner.embed_tokens = Embedded(embedding, dtype)
-    else:
-        inner.embed_tokens = PassedOn()
-        unscale = admit(config).unscale
-        if unscale is not None:
-            unscale(inner)
-    if not cut.is_last:
-        inner.norm = PassedOn()
-        return Pieces(inner, None, parts)
-    model.model = Finished(embedding if is_tied else None)
-    parts += [inner.norm] if is_tied else [inner.norm, model.lm_head]
-    return Pieces(inner, model, parts)
+        wanted.insert(0, "embedding")
+    if cut.is_last:
+        wanted.append("head")
+    return [by_part[part] for part in wanted if part in by_part]
 
 
-def _find_windows(inner: Any) -> None:
-    """Have the masks of a model with sliding windows made from the caches of layers it still has."""
-    if not hasattr(inner, "swa_idx"):
-        return
-    slides = [layer.use_sliding for layer in inner.layers]
-    # Where no layer attends to everything that mask is made, from any cache, and not used.
-    inner.fa_idx = slides.index(False) if False in slides else 0
-    inner.swa_idx = slides.index(True) if True in slides else None
+def _mirrored(caches: list[Any], cut: Cut) -> list[Any]:
+    """`caches` with those of other ranks replaced by one of this rank, of the same kind where there is one.
+
+    A model asks one layer's cache for the place in the sequence on behalf of all, or of all of its kind.
+    """
+    own = caches[cut.first_layer : cut.end_layer]
+    kinds = {_kind(cache): cache for cache in own}
+    return [cache if cut.has(place) else kinds.get(_kind(cache), own[0]) for place, cache in enumerate(caches)]
 
 
-def new_cache(inner: Any) -> list[Any]:
-    """An empty KV cache for one sequence: an entry for each layer of `inner`, as long as it can look back."""
-    cache = _module("cache")
-    return [
-        cache.RotatingKVCache(max_size=inner.sliding_window)
-        if getattr(layer, "use_sliding", False)
-        else cache.KVCache()
-        for layer in inner.layers
-    ]
+def _kind(cache: Any) -> object:
+    inner = getattr(cache, "caches", None)
+    return (type(cache), getattr(cache, "max_size", None)) if inner is None else tuple(_kind(each) for each in inner)

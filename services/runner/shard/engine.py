@@ -38,6 +38,8 @@ class Hidden(NamedTuple):
 class _Sequence:
     cache: list[Any]
     sampling: runner_service_pb2.SamplingParameters
+    tokens: int = 0
+    """How many have been taken so far."""
 
 
 class Engine:
@@ -120,6 +122,7 @@ class Engine:
         if mx.issubdtype(inputs.dtype, mx.floating):
             inputs = inputs.astype(model.dtype)
         hidden = model.forward(inputs, sequence.cache)
+        sequence.tokens += inputs.shape[0]
         result = self._finish(model, sequence, hidden, wants_token=wants_token)
         self.steps_done += 1
         return result
@@ -132,9 +135,9 @@ class Engine:
             return Hidden(*frames.packed(hidden))
         if not wants_token:
             # The hidden state itself is not needed; the caches are.
-            mx.eval([entry.state for entry in sequence.cache])
+            mx.eval([entry.state for entry in model.own(sequence.cache)])
             return None
-        position = sequence.cache[0].offset
+        position = sequence.tokens
         return pick(model.scores(hidden), sequence.sampling, position)
 
     def _loaded(self) -> ShardModel:

@@ -37,26 +37,25 @@ class ShardModel:
     """A range of a model's layers, with the embedding on the first rank and the head on the last."""
 
     def __init__(self, pieces: architecture.Pieces, dtype: mx.Dtype) -> None:
-        self._inner = pieces.inner
-        self._head = pieces.head
+        self._pieces = pieces
         self.dtype = dtype
         """The type of activations and KV cache."""
 
     def new_cache(self) -> list[Any]:
         """An empty KV cache for one sequence."""
-        return architecture.new_cache(self._inner)
+        return self._pieces.new_caches()
+
+    def own(self, cache: Sequence[Any]) -> Sequence[Any]:
+        """The part of a KV cache that grows here: an entry for each of this shard's layers."""
+        return self._pieces.own(cache)
 
     def forward(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         """The hidden states after this shard, a row for each token or row of `inputs`; `cache` grows by as many."""
-        hidden: mx.array = self._inner(inputs[None], cache)[0]
-        return hidden
+        return self._pieces.hidden(inputs[None], cache)[0]
 
     def scores(self, hidden: mx.array) -> mx.array:
         """The scores of the token that follows the last row of `hidden`. Only on the last rank."""
-        if self._head is None:
-            raise ValueError("only the last rank has the head")
-        scores: mx.array = self._head(hidden[None, -1:])[0, 0]
-        return scores
+        return self._pieces.scores(hidden[None, -1:])[0, 0]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -78,10 +77,8 @@ def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Pr
         _dequantise(model)
     elif on_cpu:
         _widen_vectors(model)
-    dtype = mx.float32 if on_cpu or form == "float32" else _float_type(model.model.layers[cut.first_layer])
-    pieces = architecture.cut_out(model, config, cut, dtype)
-    # Everything else of the model goes with this name, unread.
-    del model
+    dtype = mx.float32 if on_cpu or form == "float32" else _float_type(model.layers[cut.first_layer])
+    pieces = architecture.Pieces(model, cut, dtype)
     _evaluate(pieces.parts, progress)
     return ShardModel(pieces, dtype)
 
@@ -128,14 +125,11 @@ def _dequantise(model: Any) -> None:
 
 def _plain(module: Any) -> Any:
     """The unquantised twin of a quantised module; any other as it is."""
-    if isinstance(module, QuantizedEmbedding):
-        plain: Any = Embedding(1, 1)
-    elif isinstance(module, QuantizedLinear):
-        plain = Linear(1, 1, bias=False)
-        if "bias" in module:
-            plain.bias = module.bias
-    else:
+    plain = _twin(module)
+    if plain is None:
         return module
+    if "bias" in module:
+        plain.bias = module.bias
     biases = module.get("biases")
     plain.weight = mx.dequantize(
         module.weight,
@@ -147,6 +141,21 @@ def _plain(module: Any) -> Any:
         mode=module.mode,
     )
     return plain
+
+
+def _twin(module: Any) -> Any:
+    """A module like the quantised `module` that takes plain weights; None where it is not quantised."""
+    switch, mla = architecture.runtime_module("switch_layers"), architecture.runtime_module("mla")
+    twin: Any = None
+    if isinstance(module, QuantizedEmbedding):
+        twin = Embedding(1, 1)
+    elif isinstance(module, QuantizedLinear):
+        twin = Linear(1, 1, bias=False)
+    elif isinstance(module, switch.QuantizedSwitchLinear):
+        twin = switch.SwitchLinear(1, 1, 1, bias=False)
+    elif isinstance(module, mla.QuantizedMultiLinear):
+        twin = mla.MultiLinear(1, 1, 1)
+    return twin
 
 
 def _widen_vectors(model: Any) -> None:
@@ -167,12 +176,12 @@ def _arrays(module: Any) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def _evaluate(parts: Sequence[Any], progress: Progress) -> None:
+def _evaluate(parts: Sequence[Sequence[mx.array]], progress: Progress) -> None:
     """Read the parts, one after the other."""
-    sizes = [sum(array.nbytes for array in _arrays(part)) for part in parts]
+    sizes = [sum(array.nbytes for array in part) for part in parts]
     done_bytes = 0
     progress(0, sum(sizes))
     for part, part_bytes in zip(parts, sizes, strict=True):
-        mx.eval(part.parameters())
+        mx.eval(part)
         done_bytes += part_bytes
         progress(done_bytes, sum(sizes))

@@ -12,7 +12,7 @@ import pytest
 
 from services.runner.shard import frames, shard_model
 from services.runner.shard.architecture import Cut
-from tests.runner.shard import tiny_weights
+from tests.runner.shard import tiny_configs, tiny_weights
 from tests.runner.shard.ring import Ring, assignments, children, generate_request, running
 from ullage.v1 import model_pb2, runner_service_pb2
 
@@ -30,7 +30,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, model_pb2.Mode
 
 def whole(folder: Path, prompt: list[int], tokens: int) -> list[int]:
     """The likeliest tokens after `prompt`, by the model in one piece in this process."""
-    layers = tiny_weights.LAYERS
+    layers = tiny_configs.LAYERS
     model = shard_model.load(folder, Cut(0, layers, layers), "float32", on_cpu=True, progress=lambda *_: None)
     cache = model.new_cache()
     for start in range(0, len(prompt), frames.CHUNK_TOKENS_MAX):

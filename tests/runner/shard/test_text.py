@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.runner.shard.text import Detokenizer, StopStrings, Text, TextError
-from tests.runner.shard import tiny_weights
+from tests.runner.shard import tiny_configs, tiny_weights
 from ullage.v1 import runner_service_pb2
 
 TEMPLATE = (
@@ -50,18 +50,18 @@ def test_half_a_character_at_the_end_is_never_given(text: Text) -> None:
 
 def test_special_tokens_have_no_text(text: Text) -> None:
     detokenizer = Detokenizer(text)
-    pieces = [detokenizer.add(token) for token in [tiny_weights.END] * 10 + text.encode("x")]
+    pieces = [detokenizer.add(token) for token in [tiny_configs.END] * 10 + text.encode("x")]
     assert "".join(pieces) == "x"
 
 
 def test_a_conversation_goes_through_the_template(text: Text) -> None:
     tokens = text.encode_chat([runner_service_pb2.ChatMessage(role="user", content="hi")])
-    user, assistant = tiny_weights.END + 1, tiny_weights.END + 2
-    assert tokens == [user, *text.encode("hi"), tiny_weights.END, assistant]
+    user, assistant = tiny_configs.END + 1, tiny_configs.END + 2
+    assert tokens == [user, *text.encode("hi"), tiny_configs.END, assistant]
 
 
 def test_the_end_of_an_answer_is_what_the_files_say(text: Text) -> None:
-    assert text.end_ids == {tiny_weights.END}
+    assert text.end_ids == {tiny_configs.END}
 
 
 def test_a_template_cannot_reach_out_of_its_text(tmp_path: Path) -> None:

@@ -7,50 +7,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+import numpy
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from services.model_folder import describe, write_manifest
 from services.runner.shard import architecture
+from tests.runner.shard.tiny_configs import config_of
 from ullage.v1 import model_pb2
 
 SPECIALS: Final = ("<|end|>", "<|user|>", "<|assistant|>")
-VOCABULARY: Final = 256 + len(SPECIALS)
-END: Final = 256
-LAYERS: Final = 5
-
-CONFIG: Final[dict[str, Any]] = {
-    "hidden_size": 64,
-    "num_hidden_layers": LAYERS,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "eos_token_id": END,
-}
-OF_TYPE: Final[dict[str, dict[str, Any]]] = {
-    "granite": {
-        "logits_scaling": 4.0,
-        "attention_multiplier": 0.25,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
-    "seed_oss": {"attention_bias": True, "attention_out_bias": False},
-    "smollm3": {"no_rope_layers": [1, 1, 1, 0, 1]},
-}
-
-
-def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of `model_type`."""
-    return {**CONFIG, "model_type": model_type, **OF_TYPE.get(model_type, {}), **changes}
 
 
 def write(
@@ -66,10 +33,13 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(model_type, **changes)
     model = architecture.build(config)
-    keys = iter(mx.random.split(mx.random.key(7), 1000))
+    generator = numpy.random.default_rng(7)
     # Large enough for a token's score to stand out, so that equal tokens mean something.
-    random = tree_map(lambda array: mx.random.normal(array.shape, key=next(keys)) * 0.2, model.parameters())
-    model.update(random)
+    model.update(
+        tree_map(
+            lambda array: mx.array(generator.normal(0.0, 0.2, array.shape).astype(numpy.float32)), model.parameters()
+        )
+    )
     if bits is not None:
         quantize(model, group_size=32, bits=bits)
         config["quantization"] = {"group_size": 32, "bits": bits}

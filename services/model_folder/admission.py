@@ -1,0 +1,202 @@
+"""Which types of models can be split, and why the others cannot.
+
+A type is admitted when a split of it at every layer gives, bit for bit, what the whole gives, and its cache takes
+what is promised for it: tests/runner/shard proves both for every type named here. docs/architectures.md is printed
+from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from services.model_folder import kv_cache
+from services.model_folder.kv_cache import ElementsRule, WindowsRule
+
+FULL: Final = frozenset({"full_attention"})
+FULL_OR_SLIDING: Final = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What must be known of a type beside its tensors."""
+
+    kv_elements: ElementsRule = kv_cache.heads
+    windows: WindowsRule = kv_cache.no_windows
+    kinds: frozenset[str] = FULL
+    """What config.json's layer_types, where there are any, may name."""
+    module: str = ""
+    """The runtime's module for it, where that is not named like the type."""
+    short_of_window: bool = False
+    """The runtime ignores the model's windows, so a context must not reach beyond one."""
+
+
+_HEADS: Final = Architecture()
+_LATENT: Final = Architecture(kv_elements=kv_cache.latent)
+_UNFOLDED: Final = Architecture(kv_elements=kv_cache.latent_unfolded)
+_BY_KIND: Final = Architecture(windows=kv_cache.by_layer_types, kinds=FULL_OR_SLIDING)
+
+
+def _sliding(windows: WindowsRule) -> Architecture:
+    return Architecture(windows=windows, kinds=FULL_OR_SLIDING)
+
+
+ADMITTED: Final[Mapping[str, Architecture]] = {
+    "Klear": _HEADS,
+    "afmoe": _BY_KIND,
+    "apertus": _HEADS,
+    "bailing_moe": _HEADS,
+    "cohere": _HEADS,
+    "cohere2": _sliding(kv_cache.by_pattern(4)),
+    "deepseek": _HEADS,
+    "deepseek_v2": _UNFOLDED,
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": Architecture(kv_elements=kv_cache.latent_indexed),
+    "dots1": _HEADS,
+    "ernie4_5": _HEADS,
+    "ernie4_5_moe": _HEADS,
+    "exaone": _HEADS,
+    "exaone4": _sliding(kv_cache.by_letters),
+    "exaone_moe": _BY_KIND,
+    "gemma": _HEADS,
+    "gemma2": Architecture(kinds=FULL_OR_SLIDING, short_of_window=True),
+    "gemma3_text": _sliding(kv_cache.by_pattern(6)),
+    "glm": _HEADS,
+    "glm4": _HEADS,
+    "glm4_moe": _HEADS,
+    "glm4_moe_lite": _LATENT,
+    "glm_moe_dsa": Architecture(kv_elements=kv_cache.latent_indexed),
+    "gpt2": Architecture(kv_elements=kv_cache.every_head),
+    "gpt_neox": Architecture(kv_elements=kv_cache.every_head),
+    "gpt_oss": _sliding(kv_cache.by_layer_types_or(lambda place: place % 2 == 0)),
+    "granite": _HEADS,
+    "granitemoe": _HEADS,
+    "helium": _HEADS,
+    "hunyuan_v1_dense": _HEADS,
+    "internlm2": _HEADS,
+    "internlm3": _HEADS,
+    "laguna": _BY_KIND,
+    "lille-130m": _HEADS,
+    "llama": _BY_KIND,
+    "longcat_flash": Architecture(kv_elements=kv_cache.latent_twice),
+    "mellum": _BY_KIND,
+    "mimo": _HEADS,
+    "mimo_v2_flash": Architecture(windows=kv_cache.by_hybrid_pattern),
+    "minicpm": _HEADS,
+    "minicpm3": _UNFOLDED,
+    "minimax": _HEADS,
+    "ministral3": _BY_KIND,
+    "mistral": Architecture(windows=kv_cache.by_layer_types, kinds=FULL_OR_SLIDING, module="llama"),
+    "mistral4": _LATENT,
+    "mixtral": _HEADS,
+    "nanochat": _HEADS,
+    "nemotron": _HEADS,
+    "olmo2": _HEADS,
+    "olmo3": _sliding(kv_cache.by_layer_types_or(lambda place: (place + 1) % 4 != 0)),
+    "olmoe": _HEADS,
+    "phi": _HEADS,
+    "phi3": _HEADS,
+    "phimoe": _HEADS,
+    "qwen": Architecture(kv_elements=kv_cache.every_head),
+    "qwen2": _HEADS,
+    "qwen2_moe": _HEADS,
+    "qwen3": _HEADS,
+    "qwen3_moe": _HEADS,
+    "seed_oss": _HEADS,
+    "smollm3": _HEADS,
+    "solar_open": _HEADS,
+    "spark2_5": _BY_KIND,
+    "stablelm": _HEADS,
+    "starcoder2": _HEADS,
+    "step3p5": _BY_KIND,
+    "telechat3": _HEADS,
+    "youtu_llm": _UNFOLDED,
+}
+
+_STATE: Final = "a state of constant size beside its caches, which is not in what a shard is promised yet"
+_PICTURES: Final = "it wraps a language model with one for pictures, which is not read here yet"
+_SIZES: Final = "its config.json names its sizes in a way of its own, which is not read here yet"
+_SHARED: Final = "its layers hand more than a hidden state to the next one"
+_LOOPS: Final = "its layers may run more than once for each token"
+_NESTED: Final = "the runtime keeps its layers in a module of their own, which is not followed here yet"
+_CACHES: Final = "its caches are not one for each layer"
+
+REFUSED: Final[Mapping[str, str]] = {
+    "afm7": _CACHES,
+    "baichuan_m1": _STATE,
+    "bailing_hybrid": _STATE,
+    "bailing_moe_linear": _STATE,
+    "bailing_moe_v3": _STATE,
+    "bitnet": "its products exist for Metal only",
+    "dbrx": _SIZES,
+    "deepseek_v41": _SHARED,
+    "falcon_h1": _STATE,
+    "gear": "no model of this type was at hand to see what its config.json says",
+    "gemma3": _PICTURES,
+    "gemma3n": _PICTURES,
+    "gemma4": _PICTURES,
+    "gemma4_text": _SHARED,
+    "gpt_bigcode": _SIZES,
+    "gptj": "the runtime calls its layers in a way of its own, which is not followed here yet",
+    "granitemoehybrid": _STATE,
+    "hunyuan": _SHARED,
+    "iquestloopcoder": _LOOPS,
+    "jamba": _STATE,
+    "kimi_k25": _PICTURES,
+    "kimi_k3": _PICTURES,
+    "kimi_linear": _STATE,
+    "kimi_vl": _PICTURES,
+    "lfm2": _STATE,
+    "lfm2-vl": _PICTURES,
+    "lfm2_moe": _STATE,
+    "llama4": _PICTURES,
+    "llama4_text": "the runtime keeps its caches in chunks, which no test with a chunk's length covers yet",
+    "longcat_flash_ngram": _CACHES,
+    "mamba": _STATE,
+    "mamba2": _STATE,
+    "minimax_m3_vl": _PICTURES,
+    "mistral3": _PICTURES,
+    "muse_glimmer": "no model of this type was at hand to see what its config.json says",
+    "muse_spark": _PICTURES,
+    "nanbeige": _LOOPS,
+    "nemotron-nas": _CACHES,
+    "nemotron_h": _CACHES,
+    "olmo": "the runtime needs a package for it that is not installed",
+    "olmo_hybrid": _STATE,
+    "openelm": _SIZES,
+    "phi3small": "the runtime crashes on a processor without Metal",
+    "phixtral": _SIZES,
+    "pixtral": _PICTURES,
+    "plamo": _NESTED,
+    "plamo2": _STATE,
+    "plamo3": _NESTED,
+    "prism_hadamard_qwen35": _STATE,
+    "qwen2_vl": _PICTURES,
+    "qwen3_5": _STATE,
+    "qwen3_5_moe": _STATE,
+    "qwen3_next": _STATE,
+    "qwen3_vl": _PICTURES,
+    "qwen3_vl_moe": _PICTURES,
+    "recurrent_gemma": _STATE,
+    "rwkv7": _STATE,
+    "talkie": "its layers also take what came out of the embedding",
+}
+"""The runtime's other types, and what stands in the way of each."""
+
+
+def refusal(values: Mapping[str, Any]) -> str | None:
+    """Why the model with this config.json cannot be split; None when it can."""
+    model_type = values.get("model_type")
+    architecture = ADMITTED.get(str(model_type))
+    if architecture is None:
+        reason = REFUSED.get(str(model_type), "the runtime does not know the type")
+        return f"architecture {model_type!r} cannot be split over nodes yet: {reason}"
+    kinds = values.get("layer_types") or ()
+    if set(kinds) - architecture.kinds:
+        named = ", ".join(sorted({str(kind) for kind in kinds}))
+        return (
+            f"this {model_type} has layers of kinds that cannot be split yet ({named}): use a model whose layers "
+            "attend to the whole context"
+        )
+    return None
