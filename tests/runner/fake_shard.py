@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
         self.behaviour = behaviour
         self.instance_id = instance_id
         self.rank = rank
+        self.held = b""
 
     def status(self, phase: model_pb2.ShardPhase.ValueType, done_bytes: int | None = None) -> model_pb2.ShardStatus:
         status = model_pb2.ShardStatus(instance_id=self.instance_id, rank=self.rank, phase=phase)
@@ -66,6 +68,15 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
             await asyncio.Event().wait()
         if self.behaviour == f"crashes-{phase}":
             crash()
+        match phase, self.behaviour:
+            case "running", "deaf":
+                time.sleep(60)  # noqa: ASYNC251 - which is the point
+            case "running", "deaf-at-work":
+                until = time.monotonic() + 2.5
+                while time.monotonic() < until:
+                    pass
+            case "running", "grows":
+                self.held = b"\1" * (200 << 20)
 
     async def Watch(
         self, request: shard_service_pb2.WatchRequest, context: Any

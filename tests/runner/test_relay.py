@@ -18,7 +18,7 @@ from services.runner import servicer
 from services.runner.relay import SERVICE
 from services.runner.shards import Shards
 from tests.runner.told import MakeAssignment, MakeWorkshop, Told
-from ullage.v1 import node_pb2, runner_service_pb2, runner_service_pb2_grpc
+from ullage.v1 import dispatch_service_pb2, model_pb2, node_pb2, runner_service_pb2, runner_service_pb2_grpc
 
 HERE = (("ullage-instance", "i1"), ("ullage-rank", "0"))
 
@@ -167,3 +167,44 @@ async def test_the_status_tells_of_the_runner_and_its_shards(channel: grpc.aio.C
     assert status.profile.node_id == "n1"
     assert [(shard.instance_id, shard.rank) for shard in status.shards] == [("i1", 0), ("i2", 1)]
     assert status.connected_to_master
+
+
+async def test_an_instance_with_a_rank_over_its_promise_takes_no_new_requests_until_that_is_over(
+    shards: Shards, channel: grpc.aio.Channel
+) -> None:
+    over = model_pb2.ShardStatus(
+        instance_id="i1", rank=1, node_id="n2", resident_bytes=3_000_000, over_grant_bytes=1_000_000
+    )
+    shards.note_overdrawn(dispatch_service_pb2.OverdrawnShards(shards=[over]))
+
+    error = await error_of(generate(channel, "hello"))
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert rpc.error_reason(error) == "OVER_GRANT"
+    assert (error.details() or "").startswith(
+        "rank 1 of instance i1 on node n2 holds 3,000,000 bytes and was promised 2,000,000: "
+    )
+
+    shards.note_overdrawn(dispatch_service_pb2.OverdrawnShards())
+    assert [response.text async for response in generate(channel, "hello")] == ["hello"]
+
+
+async def test_whoever_is_being_answered_is_told_why_the_instance_ends(
+    shards: Shards, channel: grpc.aio.Channel, tmp_path: Path
+) -> None:
+    call = generate(channel, f"for ever 0.01 {tmp_path / 'cancelled'}")
+    await anext(aiter(call))
+    shards.reconcile({}, {("i1", 0): "rank 1 on b failed while RUNNING: its process ended"})
+
+    error = await error_of(call)
+    assert error.code() == grpc.StatusCode.UNAVAILABLE
+    assert error.details() == "instance i1 ended during the call: rank 1 on b failed while RUNNING: its process ended"
+
+
+async def test_frames_with_the_echo_key_are_answered_by_the_runner_itself(channel: grpc.aio.Channel) -> None:
+    forward: Any = channel.stream_stream(f"/{SERVICE}/Forward")
+    call = forward(metadata=(("ullage-echo", "1"),))
+    for size_bytes in (1, 1_000_000):
+        await call.write(b"\0" * size_bytes)
+        assert await call.read() == b""
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF

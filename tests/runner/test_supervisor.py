@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from services.runner.supervisor import Bounds, ShardSupervisor
-from tests.runner.told import MakeAssignment, MakeWorkshop, Told
+from tests.runner.told import WAIT_SECONDS, MakeAssignment, MakeWorkshop, Told
 from ullage.v1 import model_pb2
 
 
@@ -129,16 +129,71 @@ async def test_noise_on_its_outputs_does_no_harm(
     assert len(failure.stderr_lines[0]) == 8 * 1024
 
 
-async def test_a_stopped_process_is_found_out_and_killed(
-    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+@pytest.mark.parametrize(("behaviour", "phase"), [("runs", "RUNNING"), ("stalls-loading", "LOADING")])
+async def test_a_stopped_process_is_found_out_and_killed_in_whatever_phase(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told, behaviour: str, phase: str
 ) -> None:
-    shard = ShardSupervisor(assignment(), 1, 1, workshop("runs", Bounds(check_period_seconds=0.1, answer_seconds=1.0)))
-    await told.until("RUNNING")
+    shard = ShardSupervisor(assignment(), 1, 1, workshop(behaviour, Bounds(stopped_seconds=0.5)))
+    await told.until(phase)
     os.kill(children()[0].pid, signal.SIGSTOP)
     await shard.wait()
 
-    assert told.statuses[-1].failure.message == "its process has not answered for 1 s"
+    failure = told.statuses[-1].failure
+    assert failure.message == "its process has been stopped by a signal for 0.5 s"
+    assert failure.phase == model_pb2.ShardPhase.Value(f"SHARD_PHASE_{phase}")
     assert children() == []
+
+
+QUICK = Bounds(check_period_seconds=0.1, stuck_seconds=1.0, answer_seconds=30.0)
+
+
+async def test_a_process_that_neither_answers_nor_works_is_stuck(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    await ShardSupervisor(assignment(), 1, 1, workshop("deaf", QUICK)).wait()
+
+    assert told.statuses[-1].failure.message == "its process has neither answered nor done anything for 1 s"
+
+
+async def test_a_process_that_does_not_answer_since_it_works_is_only_slow(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("deaf-at-work", QUICK))
+    await told.until("RUNNING")
+    await asyncio.sleep(3.5)
+    shard.stop()
+    await shard.wait()
+
+    assert told.phases[-1] == "UNLOADED"
+
+
+async def test_a_process_that_works_and_never_answers_has_its_bound_too(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    bounds = Bounds(check_period_seconds=0.1, stuck_seconds=10.0, answer_seconds=1.0)
+    await ShardSupervisor(assignment(), 1, 1, workshop("deaf-at-work", bounds)).wait()
+
+    assert told.statuses[-1].failure.message == "its process has not answered for 1 s"
+
+
+async def test_a_shard_over_its_promise_is_told_as_that_and_its_end_tells_what_came_back(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    promised = assignment()
+    promised.shard.bytes.total_bytes = 100 << 20
+    shard = ShardSupervisor(promised, 1, 1, workshop("grows"))
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not told.statuses or not told.statuses[-1].HasField("over_grant_bytes"):
+            told.arrived.clear()
+            await told.arrived.wait()
+    over = told.statuses[-1]
+    assert over.over_grant_bytes == over.resident_bytes - (100 << 20)
+
+    shard.stop()
+    await shard.wait()
+
+    assert told.statuses[-1].returned_bytes >= 200 << 20
+    assert told.statuses[-1].resident_bytes == 0
 
 
 async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(
