@@ -383,6 +383,8 @@ class Shard(_message.Message):
     FIRST_LAYER_FIELD_NUMBER: _builtins.int
     END_LAYER_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    STAGE_TIME_FIELD_NUMBER: _builtins.int
+    HOP_TIME_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     node_id: _builtins.str
     first_layer: _builtins.int
@@ -390,6 +392,14 @@ class Shard(_message.Message):
     end_layer: _builtins.int
     @_builtins.property
     def bytes(self) -> Global___ShardBytes: ...
+    @_builtins.property
+    def stage_time(self) -> _duration_pb2.Duration:
+        """Predicted for a token on this rank; absent where speeds are unknown."""
+
+    @_builtins.property
+    def hop_time(self) -> _duration_pb2.Duration:
+        """Predicted from this rank to the next, from the last to the first; absent for a single rank."""
+
     def __init__(
         self,
         *,
@@ -398,10 +408,12 @@ class Shard(_message.Message):
         first_layer: _builtins.int = ...,
         end_layer: _builtins.int = ...,
         bytes: Global___ShardBytes | None = ...,
+        stage_time: _duration_pb2.Duration | None = ...,
+        hop_time: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "hop_time", b"hop_time", "stage_time", b"stage_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "node_id", b"node_id", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "hop_time", b"hop_time", "node_id", b"node_id", "rank", b"rank", "stage_time", b"stage_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -495,6 +507,7 @@ class PlacementSpec(_message.Message):
     INCLUDE_UNKNOWN_FIELD_NUMBER: _builtins.int
     REQUESTED_BY_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_HINT_FIELD_NUMBER: _builtins.int
+    WARNING_FACTOR_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     request_id: _builtins.str
     """Idempotency: the same id with the same spec answers with the same instance. Empty: no such promise."""
@@ -517,6 +530,8 @@ class PlacementSpec(_message.Message):
     """Who asks, for the log: free text."""
     prompt_tokens_hint: _builtins.int
     """The prompt length to optimise for."""
+    warning_factor: _builtins.float
+    """What a node under WARNING counts for in shares and speed, above 0 and at most 1. Absent: 0.6."""
     @_builtins.property
     def require_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -543,10 +558,11 @@ class PlacementSpec(_message.Message):
         include_unknown: _builtins.bool = ...,
         requested_by: _builtins.str = ...,
         prompt_tokens_hint: _builtins.int | None = ...,
+        warning_factor: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrent_sequences", b"_concurrent_sequences", "_context_tokens", b"_context_tokens", "_max_nodes", b"_max_nodes", "_min_nodes", b"_min_nodes", "_prompt_tokens_hint", b"_prompt_tokens_hint", "concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "prompt_tokens_hint", b"prompt_tokens_hint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_concurrent_sequences", b"_concurrent_sequences", "_context_tokens", b"_context_tokens", "_max_nodes", b"_max_nodes", "_min_nodes", b"_min_nodes", "_prompt_tokens_hint", b"_prompt_tokens_hint", "_warning_factor", b"_warning_factor", "concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "prompt_tokens_hint", b"prompt_tokens_hint", "warning_factor", b"warning_factor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrent_sequences", b"_concurrent_sequences", "_context_tokens", b"_context_tokens", "_max_nodes", b"_max_nodes", "_min_nodes", b"_min_nodes", "_prompt_tokens_hint", b"_prompt_tokens_hint", "admission", b"admission", "concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "exclude_node_ids", b"exclude_node_ids", "fixed_layers", b"fixed_layers", "force", b"force", "include_unknown", b"include_unknown", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "model_id", b"model_id", "objective", b"objective", "parallelism", b"parallelism", "prompt_tokens_hint", b"prompt_tokens_hint", "replace_instance_id", b"replace_instance_id", "request_id", b"request_id", "requested_by", b"requested_by", "require_node_ids", b"require_node_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_concurrent_sequences", b"_concurrent_sequences", "_context_tokens", b"_context_tokens", "_max_nodes", b"_max_nodes", "_min_nodes", b"_min_nodes", "_prompt_tokens_hint", b"_prompt_tokens_hint", "_warning_factor", b"_warning_factor", "admission", b"admission", "concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "exclude_node_ids", b"exclude_node_ids", "fixed_layers", b"fixed_layers", "force", b"force", "include_unknown", b"include_unknown", "max_nodes", b"max_nodes", "min_nodes", b"min_nodes", "model_id", b"model_id", "objective", b"objective", "parallelism", b"parallelism", "prompt_tokens_hint", b"prompt_tokens_hint", "replace_instance_id", b"replace_instance_id", "request_id", b"request_id", "requested_by", b"requested_by", "require_node_ids", b"require_node_ids", "warning_factor", b"warning_factor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__concurrent_sequences: _TypeAlias = _typing.Literal["concurrent_sequences"]  # noqa: Y015
     _WhichOneofArgType__concurrent_sequences: _TypeAlias = _typing.Literal["_concurrent_sequences", b"_concurrent_sequences"]  # noqa: Y015
@@ -558,6 +574,8 @@ class PlacementSpec(_message.Message):
     _WhichOneofArgType__min_nodes: _TypeAlias = _typing.Literal["_min_nodes", b"_min_nodes"]  # noqa: Y015
     _WhichOneofReturnType__prompt_tokens_hint: _TypeAlias = _typing.Literal["prompt_tokens_hint"]  # noqa: Y015
     _WhichOneofArgType__prompt_tokens_hint: _TypeAlias = _typing.Literal["_prompt_tokens_hint", b"_prompt_tokens_hint"]  # noqa: Y015
+    _WhichOneofReturnType__warning_factor: _TypeAlias = _typing.Literal["warning_factor"]  # noqa: Y015
+    _WhichOneofArgType__warning_factor: _TypeAlias = _typing.Literal["_warning_factor", b"_warning_factor"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__concurrent_sequences) -> _WhichOneofReturnType__concurrent_sequences | None: ...
     @_typing.overload
@@ -568,6 +586,8 @@ class PlacementSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_nodes) -> _WhichOneofReturnType__min_nodes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_hint) -> _WhichOneofReturnType__prompt_tokens_hint | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning_factor) -> _WhichOneofReturnType__warning_factor | None: ...
 
 Global___PlacementSpec: _TypeAlias = PlacementSpec  # noqa: Y015
 
@@ -705,6 +725,7 @@ class Placement(_message.Message):
     ALTERNATIVES_FIELD_NUMBER: _builtins.int
     FORCED_PAST_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    NODES_OMITTED_FIELD_NUMBER: _builtins.int
     decided_at_sequence: _builtins.int
     """The sequence of the state it was decided on."""
     admission: Global___Admission.ValueType
@@ -713,6 +734,8 @@ class Placement(_message.Message):
     concurrent_sequences: _builtins.int
     explanation: _builtins.str
     """Why these nodes, in one sentence."""
+    nodes_omitted: _builtins.int
+    """How many more nodes there are that `nodes` leaves out: of many it has those used and the weightiest."""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___Shard]: ...
     @_builtins.property
@@ -741,10 +764,11 @@ class Placement(_message.Message):
         alternatives: _abc.Iterable[Global___Alternative] | None = ...,
         forced_past: Global___Refusal | None = ...,
         explanation: _builtins.str = ...,
+        nodes_omitted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["forced_past", b"forced_past", "time_per_token", b"time_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "alternatives", b"alternatives", "concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "decided_at_sequence", b"decided_at_sequence", "explanation", b"explanation", "forced_past", b"forced_past", "nodes", b"nodes", "objective", b"objective", "shards", b"shards", "time_per_token", b"time_per_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "alternatives", b"alternatives", "concurrent_sequences", b"concurrent_sequences", "context_tokens", b"context_tokens", "decided_at_sequence", b"decided_at_sequence", "explanation", b"explanation", "forced_past", b"forced_past", "nodes", b"nodes", "nodes_omitted", b"nodes_omitted", "objective", b"objective", "shards", b"shards", "time_per_token", b"time_per_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
