@@ -138,6 +138,10 @@ def _generation_finished(body: event_pb2.GenerationFinished, _: Names) -> str:
     return f"{body.instance_id}: {body.generated_tokens} tokens in {body.decode_seconds:.2f} s, {body.finish_reason}"
 
 
+def _log_compacted(body: event_pb2.LogCompacted, _: Names) -> str:
+    return f"{body.removed_events} samples less from {body.first_sequence} to {body.last_sequence}"
+
+
 _SUMMARIES: Final[dict[str, Callable[[Any, Names], str]]] = {
     "master_started": _master_started,
     "node_announced": _node_announced,
@@ -153,4 +157,5 @@ _SUMMARIES: Final[dict[str, Callable[[Any, Names], str]]] = {
     "instance_released": _instance_released,
     "generation_started": _generation_started,
     "generation_finished": _generation_finished,
+    "log_compacted": _log_compacted,
 }

@@ -64,6 +64,7 @@ def node_ids(fact: event_pb2.Fact) -> Iterator[str]:  # noqa: C901 - an arm for 
             | "instance_released"
             | "generation_started"
             | "generation_finished"
+            | "log_compacted"
             | None
         ):
             return

@@ -178,6 +178,7 @@ def apply_fact(  # noqa: C901, PLR0912, PLR0915 - an arm for each fact
             | "placement_refused"
             | "generation_started"
             | "generation_finished"
+            | "log_compacted"
         ):
             pass  # History: nothing that is decided later rests on it.
         case None:

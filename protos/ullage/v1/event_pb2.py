@@ -27,7 +27,7 @@ from ullage.v1 import model_pb2 as ullage_dot_v1_dot_model__pb2
 from ullage.v1 import node_pb2 as ullage_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15ullage/v1/event.proto\x12\tullage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15ullage/v1/model.proto\x1a\x14ullage/v1/node.proto\"\xa3\x07\n\x04\x46\x61\x63t\x12\x32\n\x0emaster_started\x18\n \x01(\x0b\x32\x18.ullage.v1.MasterStartedH\x00\x12\x32\n\x0enode_announced\x18\x0b \x01(\x0b\x32\x18.ullage.v1.NodeAnnouncedH\x00\x12\x32\n\x0ememory_sampled\x18\x0c \x01(\x0b\x32\x18.ullage.v1.MemorySampledH\x00\x12\x32\n\x0esystem_sampled\x18\r \x01(\x0b\x32\x18.ullage.v1.SystemSampledH\x00\x12\x30\n\rlink_measured\x18\x0e \x01(\x0b\x32\x17.ullage.v1.LinkMeasuredH\x00\x12\x32\n\x0enode_suspected\x18\x0f \x01(\x0b\x32\x18.ullage.v1.NodeSuspectedH\x00\x12(\n\tnode_lost\x18\x10 \x01(\x0b\x32\x13.ullage.v1.NodeLostH\x00\x12.\n\x0cnode_removed\x18\x11 \x01(\x0b\x32\x16.ullage.v1.NodeRemovedH\x00\x12\x36\n\x10runner_announced\x18\x12 \x01(\x0b\x32\x1a.ullage.v1.RunnerAnnouncedH\x00\x12\x36\n\x10model_registered\x18\x14 \x01(\x0b\x32\x1a.ullage.v1.ModelRegisteredH\x00\x12\x30\n\rmodel_removed\x18\x15 \x01(\x0b\x32\x17.ullage.v1.ModelRemovedH\x00\x12\x34\n\x0finstance_placed\x18\x16 \x01(\x0b\x32\x19.ullage.v1.InstancePlacedH\x00\x12\x38\n\x11placement_refused\x18\x17 \x01(\x0b\x32\x1b.ullage.v1.PlacementRefusedH\x00\x12=\n\x14shard_status_changed\x18\x18 \x01(\x0b\x32\x1d.ullage.v1.ShardStatusChangedH\x00\x12\x38\n\x11instance_released\x18\x19 \x01(\x0b\x32\x1b.ullage.v1.InstanceReleasedH\x00\x12:\n\x12generation_started\x18\x1a \x01(\x0b\x32\x1c.ullage.v1.GenerationStartedH\x00\x12<\n\x13generation_finished\x18\x1b \x01(\x0b\x32\x1d.ullage.v1.GenerationFinishedH\x00\x42\x06\n\x04\x66\x61\x63t\"P\n\rMasterStarted\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x16\n\x0eullage_version\x18\x02 \x01(\t\x12\x16\n\x0esqlite_version\x18\x03 \x01(\t\":\n\rNodeAnnounced\x12)\n\x08identity\x18\x01 \x01(\x0b\x32\x17.ullage.v1.NodeIdentity\"I\n\rMemorySampled\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\'\n\x06sample\x18\x02 \x01(\x0b\x32\x17.ullage.v1.MemorySample\"I\n\rSystemSampled\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\'\n\x06sample\x18\x02 \x01(\x0b\x32\x17.ullage.v1.SystemSample\"-\n\x0cLinkMeasured\x12\x1d\n\x04link\x18\x01 \x01(\x0b\x32\x0f.ullage.v1.Link\" \n\rNodeSuspected\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x1b\n\x08NodeLost\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"4\n\x0bNodeRemoved\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0crequested_by\x18\x02 \x01(\t\"<\n\x0fRunnerAnnounced\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.ullage.v1.RunnerProfile\"2\n\x0fModelRegistered\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.ullage.v1.Model\" \n\x0cModelRemoved\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x8f\x01\n\x0eInstancePlaced\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12\'\n\tplacement\x18\x03 \x01(\x0b\x32\x14.ullage.v1.Placement\x12\x17\n\x0fsilent_node_ids\x18\x04 \x03(\t\"x\n\x10PlacementRefused\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12#\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.ullage.v1.Refusal\x12\x17\n\x0fsilent_node_ids\x18\x03 \x03(\t\"<\n\x12ShardStatusChanged\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.ullage.v1.ShardStatus\"M\n\x10InstanceReleased\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"V\n\x11GenerationStarted\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\"\xb9\x01\n\x12GenerationFinished\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x06 \x01(\x01\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\"\x9a\x01\n\rRecordedEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12/\n\x0brecorded_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fsource_sequence\x18\x04 \x01(\x04\x12\x1d\n\x04\x66\x61\x63t\x18\x05 \x01(\x0b\x32\x0f.ullage.v1.Factb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15ullage/v1/event.proto\x12\tullage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15ullage/v1/model.proto\x1a\x14ullage/v1/node.proto\"\xd5\x07\n\x04\x46\x61\x63t\x12\x32\n\x0emaster_started\x18\n \x01(\x0b\x32\x18.ullage.v1.MasterStartedH\x00\x12\x32\n\x0enode_announced\x18\x0b \x01(\x0b\x32\x18.ullage.v1.NodeAnnouncedH\x00\x12\x32\n\x0ememory_sampled\x18\x0c \x01(\x0b\x32\x18.ullage.v1.MemorySampledH\x00\x12\x32\n\x0esystem_sampled\x18\r \x01(\x0b\x32\x18.ullage.v1.SystemSampledH\x00\x12\x30\n\rlink_measured\x18\x0e \x01(\x0b\x32\x17.ullage.v1.LinkMeasuredH\x00\x12\x32\n\x0enode_suspected\x18\x0f \x01(\x0b\x32\x18.ullage.v1.NodeSuspectedH\x00\x12(\n\tnode_lost\x18\x10 \x01(\x0b\x32\x13.ullage.v1.NodeLostH\x00\x12.\n\x0cnode_removed\x18\x11 \x01(\x0b\x32\x16.ullage.v1.NodeRemovedH\x00\x12\x36\n\x10runner_announced\x18\x12 \x01(\x0b\x32\x1a.ullage.v1.RunnerAnnouncedH\x00\x12\x36\n\x10model_registered\x18\x14 \x01(\x0b\x32\x1a.ullage.v1.ModelRegisteredH\x00\x12\x30\n\rmodel_removed\x18\x15 \x01(\x0b\x32\x17.ullage.v1.ModelRemovedH\x00\x12\x34\n\x0finstance_placed\x18\x16 \x01(\x0b\x32\x19.ullage.v1.InstancePlacedH\x00\x12\x38\n\x11placement_refused\x18\x17 \x01(\x0b\x32\x1b.ullage.v1.PlacementRefusedH\x00\x12=\n\x14shard_status_changed\x18\x18 \x01(\x0b\x32\x1d.ullage.v1.ShardStatusChangedH\x00\x12\x38\n\x11instance_released\x18\x19 \x01(\x0b\x32\x1b.ullage.v1.InstanceReleasedH\x00\x12:\n\x12generation_started\x18\x1a \x01(\x0b\x32\x1c.ullage.v1.GenerationStartedH\x00\x12<\n\x13generation_finished\x18\x1b \x01(\x0b\x32\x1d.ullage.v1.GenerationFinishedH\x00\x12\x30\n\rlog_compacted\x18\x1c \x01(\x0b\x32\x17.ullage.v1.LogCompactedH\x00\x42\x06\n\x04\x66\x61\x63t\"P\n\rMasterStarted\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x16\n\x0eullage_version\x18\x02 \x01(\t\x12\x16\n\x0esqlite_version\x18\x03 \x01(\t\":\n\rNodeAnnounced\x12)\n\x08identity\x18\x01 \x01(\x0b\x32\x17.ullage.v1.NodeIdentity\"I\n\rMemorySampled\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\'\n\x06sample\x18\x02 \x01(\x0b\x32\x17.ullage.v1.MemorySample\"I\n\rSystemSampled\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\'\n\x06sample\x18\x02 \x01(\x0b\x32\x17.ullage.v1.SystemSample\"-\n\x0cLinkMeasured\x12\x1d\n\x04link\x18\x01 \x01(\x0b\x32\x0f.ullage.v1.Link\" \n\rNodeSuspected\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x1b\n\x08NodeLost\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"4\n\x0bNodeRemoved\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0crequested_by\x18\x02 \x01(\t\"<\n\x0fRunnerAnnounced\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.ullage.v1.RunnerProfile\"2\n\x0fModelRegistered\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.ullage.v1.Model\" \n\x0cModelRemoved\x12\x10\n\x08model_id\x18\x01 \x01(\t\"\x8f\x01\n\x0eInstancePlaced\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12\'\n\tplacement\x18\x03 \x01(\x0b\x32\x14.ullage.v1.Placement\x12\x17\n\x0fsilent_node_ids\x18\x04 \x03(\t\"x\n\x10PlacementRefused\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12#\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.ullage.v1.Refusal\x12\x17\n\x0fsilent_node_ids\x18\x03 \x03(\t\"<\n\x12ShardStatusChanged\x12&\n\x06status\x18\x01 \x01(\x0b\x32\x16.ullage.v1.ShardStatus\"M\n\x10InstanceReleased\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"V\n\x11GenerationStarted\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\"\xb9\x01\n\x12GenerationFinished\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x06 \x01(\x01\x12\x15\n\rfinish_reason\x18\x07 \x01(\t\"c\n\x0cLogCompacted\x12\x16\n\x0e\x66irst_sequence\x18\x01 \x01(\x04\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x16\n\x0eremoved_events\x18\x03 \x01(\x04\x12\x0c\n\x04seal\x18\x04 \x01(\x0c\"\xb9\x01\n\nCheckpoint\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12/\n\x0brecorded_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0eullage_version\x18\x03 \x01(\t\x12(\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x18.ullage.v1.RecordedEvent\x12&\n\x07sources\x18\x05 \x03(\x0b\x32\x15.ullage.v1.SourceMark\"5\n\nSourceMark\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x17\n\x0fsource_sequence\x18\x02 \x01(\x04\"\x9a\x01\n\rRecordedEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12/\n\x0brecorded_at\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x17\n\x0fsource_sequence\x18\x04 \x01(\x04\x12\x1d\n\x04\x66\x61\x63t\x18\x05 \x01(\x0b\x32\x0f.ullage.v1.Factb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,41 +35,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ullage.v1.event_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FACT']._serialized_start=115
-  _globals['_FACT']._serialized_end=1046
-  _globals['_MASTERSTARTED']._serialized_start=1048
-  _globals['_MASTERSTARTED']._serialized_end=1128
-  _globals['_NODEANNOUNCED']._serialized_start=1130
-  _globals['_NODEANNOUNCED']._serialized_end=1188
-  _globals['_MEMORYSAMPLED']._serialized_start=1190
-  _globals['_MEMORYSAMPLED']._serialized_end=1263
-  _globals['_SYSTEMSAMPLED']._serialized_start=1265
-  _globals['_SYSTEMSAMPLED']._serialized_end=1338
-  _globals['_LINKMEASURED']._serialized_start=1340
-  _globals['_LINKMEASURED']._serialized_end=1385
-  _globals['_NODESUSPECTED']._serialized_start=1387
-  _globals['_NODESUSPECTED']._serialized_end=1419
-  _globals['_NODELOST']._serialized_start=1421
-  _globals['_NODELOST']._serialized_end=1448
-  _globals['_NODEREMOVED']._serialized_start=1450
-  _globals['_NODEREMOVED']._serialized_end=1502
-  _globals['_RUNNERANNOUNCED']._serialized_start=1504
-  _globals['_RUNNERANNOUNCED']._serialized_end=1564
-  _globals['_MODELREGISTERED']._serialized_start=1566
-  _globals['_MODELREGISTERED']._serialized_end=1616
-  _globals['_MODELREMOVED']._serialized_start=1618
-  _globals['_MODELREMOVED']._serialized_end=1650
-  _globals['_INSTANCEPLACED']._serialized_start=1653
-  _globals['_INSTANCEPLACED']._serialized_end=1796
-  _globals['_PLACEMENTREFUSED']._serialized_start=1798
-  _globals['_PLACEMENTREFUSED']._serialized_end=1918
-  _globals['_SHARDSTATUSCHANGED']._serialized_start=1920
-  _globals['_SHARDSTATUSCHANGED']._serialized_end=1980
-  _globals['_INSTANCERELEASED']._serialized_start=1982
-  _globals['_INSTANCERELEASED']._serialized_end=2059
-  _globals['_GENERATIONSTARTED']._serialized_start=2061
-  _globals['_GENERATIONSTARTED']._serialized_end=2147
-  _globals['_GENERATIONFINISHED']._serialized_start=2150
-  _globals['_GENERATIONFINISHED']._serialized_end=2335
-  _globals['_RECORDEDEVENT']._serialized_start=2338
-  _globals['_RECORDEDEVENT']._serialized_end=2492
+  _globals['_FACT']._serialized_end=1096
+  _globals['_MASTERSTARTED']._serialized_start=1098
+  _globals['_MASTERSTARTED']._serialized_end=1178
+  _globals['_NODEANNOUNCED']._serialized_start=1180
+  _globals['_NODEANNOUNCED']._serialized_end=1238
+  _globals['_MEMORYSAMPLED']._serialized_start=1240
+  _globals['_MEMORYSAMPLED']._serialized_end=1313
+  _globals['_SYSTEMSAMPLED']._serialized_start=1315
+  _globals['_SYSTEMSAMPLED']._serialized_end=1388
+  _globals['_LINKMEASURED']._serialized_start=1390
+  _globals['_LINKMEASURED']._serialized_end=1435
+  _globals['_NODESUSPECTED']._serialized_start=1437
+  _globals['_NODESUSPECTED']._serialized_end=1469
+  _globals['_NODELOST']._serialized_start=1471
+  _globals['_NODELOST']._serialized_end=1498
+  _globals['_NODEREMOVED']._serialized_start=1500
+  _globals['_NODEREMOVED']._serialized_end=1552
+  _globals['_RUNNERANNOUNCED']._serialized_start=1554
+  _globals['_RUNNERANNOUNCED']._serialized_end=1614
+  _globals['_MODELREGISTERED']._serialized_start=1616
+  _globals['_MODELREGISTERED']._serialized_end=1666
+  _globals['_MODELREMOVED']._serialized_start=1668
+  _globals['_MODELREMOVED']._serialized_end=1700
+  _globals['_INSTANCEPLACED']._serialized_start=1703
+  _globals['_INSTANCEPLACED']._serialized_end=1846
+  _globals['_PLACEMENTREFUSED']._serialized_start=1848
+  _globals['_PLACEMENTREFUSED']._serialized_end=1968
+  _globals['_SHARDSTATUSCHANGED']._serialized_start=1970
+  _globals['_SHARDSTATUSCHANGED']._serialized_end=2030
+  _globals['_INSTANCERELEASED']._serialized_start=2032
+  _globals['_INSTANCERELEASED']._serialized_end=2109
+  _globals['_GENERATIONSTARTED']._serialized_start=2111
+  _globals['_GENERATIONSTARTED']._serialized_end=2197
+  _globals['_GENERATIONFINISHED']._serialized_start=2200
+  _globals['_GENERATIONFINISHED']._serialized_end=2385
+  _globals['_LOGCOMPACTED']._serialized_start=2387
+  _globals['_LOGCOMPACTED']._serialized_end=2486
+  _globals['_CHECKPOINT']._serialized_start=2489
+  _globals['_CHECKPOINT']._serialized_end=2674
+  _globals['_SOURCEMARK']._serialized_start=2676
+  _globals['_SOURCEMARK']._serialized_end=2729
+  _globals['_RECORDEDEVENT']._serialized_start=2732
+  _globals['_RECORDEDEVENT']._serialized_end=2886
 # @@protoc_insertion_point(module_scope)

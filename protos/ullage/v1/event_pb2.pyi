@@ -46,6 +46,7 @@ class Fact(_message.Message):
     INSTANCE_RELEASED_FIELD_NUMBER: _builtins.int
     GENERATION_STARTED_FIELD_NUMBER: _builtins.int
     GENERATION_FINISHED_FIELD_NUMBER: _builtins.int
+    LOG_COMPACTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def master_started(self) -> Global___MasterStarted: ...
     @_builtins.property
@@ -80,6 +81,8 @@ class Fact(_message.Message):
     def generation_started(self) -> Global___GenerationStarted: ...
     @_builtins.property
     def generation_finished(self) -> Global___GenerationFinished: ...
+    @_builtins.property
+    def log_compacted(self) -> Global___LogCompacted: ...
     def __init__(
         self,
         *,
@@ -100,12 +103,13 @@ class Fact(_message.Message):
         instance_released: Global___InstanceReleased | None = ...,
         generation_started: Global___GenerationStarted | None = ...,
         generation_finished: Global___GenerationFinished | None = ...,
+        log_compacted: Global___LogCompacted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fact", b"fact", "generation_finished", b"generation_finished", "generation_started", b"generation_started", "instance_placed", b"instance_placed", "instance_released", b"instance_released", "link_measured", b"link_measured", "master_started", b"master_started", "memory_sampled", b"memory_sampled", "model_registered", b"model_registered", "model_removed", b"model_removed", "node_announced", b"node_announced", "node_lost", b"node_lost", "node_removed", b"node_removed", "node_suspected", b"node_suspected", "placement_refused", b"placement_refused", "runner_announced", b"runner_announced", "shard_status_changed", b"shard_status_changed", "system_sampled", b"system_sampled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fact", b"fact", "generation_finished", b"generation_finished", "generation_started", b"generation_started", "instance_placed", b"instance_placed", "instance_released", b"instance_released", "link_measured", b"link_measured", "log_compacted", b"log_compacted", "master_started", b"master_started", "memory_sampled", b"memory_sampled", "model_registered", b"model_registered", "model_removed", b"model_removed", "node_announced", b"node_announced", "node_lost", b"node_lost", "node_removed", b"node_removed", "node_suspected", b"node_suspected", "placement_refused", b"placement_refused", "runner_announced", b"runner_announced", "shard_status_changed", b"shard_status_changed", "system_sampled", b"system_sampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact", b"fact", "generation_finished", b"generation_finished", "generation_started", b"generation_started", "instance_placed", b"instance_placed", "instance_released", b"instance_released", "link_measured", b"link_measured", "master_started", b"master_started", "memory_sampled", b"memory_sampled", "model_registered", b"model_registered", "model_removed", b"model_removed", "node_announced", b"node_announced", "node_lost", b"node_lost", "node_removed", b"node_removed", "node_suspected", b"node_suspected", "placement_refused", b"placement_refused", "runner_announced", b"runner_announced", "shard_status_changed", b"shard_status_changed", "system_sampled", b"system_sampled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact", b"fact", "generation_finished", b"generation_finished", "generation_started", b"generation_started", "instance_placed", b"instance_placed", "instance_released", b"instance_released", "link_measured", b"link_measured", "log_compacted", b"log_compacted", "master_started", b"master_started", "memory_sampled", b"memory_sampled", "model_registered", b"model_registered", "model_removed", b"model_removed", "node_announced", b"node_announced", "node_lost", b"node_lost", "node_removed", b"node_removed", "node_suspected", b"node_suspected", "placement_refused", b"placement_refused", "runner_announced", b"runner_announced", "shard_status_changed", b"shard_status_changed", "system_sampled", b"system_sampled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_fact: _TypeAlias = _typing.Literal["master_started", "node_announced", "memory_sampled", "system_sampled", "link_measured", "node_suspected", "node_lost", "node_removed", "runner_announced", "model_registered", "model_removed", "instance_placed", "placement_refused", "shard_status_changed", "instance_released", "generation_started", "generation_finished"]  # noqa: Y015
+    _WhichOneofReturnType_fact: _TypeAlias = _typing.Literal["master_started", "node_announced", "memory_sampled", "system_sampled", "link_measured", "node_suspected", "node_lost", "node_removed", "runner_announced", "model_registered", "model_removed", "instance_placed", "placement_refused", "shard_status_changed", "instance_released", "generation_started", "generation_finished", "log_compacted"]  # noqa: Y015
     _WhichOneofArgType_fact: _TypeAlias = _typing.Literal["fact", b"fact"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_fact) -> _WhichOneofReturnType_fact | None: ...
 
@@ -525,6 +529,103 @@ class GenerationFinished(_message.Message):
 Global___GenerationFinished: _TypeAlias = GenerationFinished  # noqa: Y015
 
 @_typing.final
+class LogCompacted(_message.Message):
+    """Samples of a range of the log were thinned or dropped; every other fact in it is there as it was stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    REMOVED_EVENTS_FIELD_NUMBER: _builtins.int
+    SEAL_FIELD_NUMBER: _builtins.int
+    first_sequence: _builtins.int
+    """The range, both included. Its end is the end of a commit, whose hash is kept."""
+    last_sequence: _builtins.int
+    removed_events: _builtins.int
+    seal: _builtins.bytes
+    """sha256 over the hash of the commit at last_sequence, then the rows that are left: as in log_format.seal."""
+    def __init__(
+        self,
+        *,
+        first_sequence: _builtins.int = ...,
+        last_sequence: _builtins.int = ...,
+        removed_events: _builtins.int = ...,
+        seal: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "last_sequence", b"last_sequence", "removed_events", b"removed_events", "seal", b"seal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogCompacted: _TypeAlias = LogCompacted  # noqa: Y015
+
+@_typing.final
+class Checkpoint(_message.Message):
+    """The shortest history with the same end: facts whose fold is the state at a sequence. Kept beside the events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    RECORDED_AT_FIELD_NUMBER: _builtins.int
+    ULLAGE_VERSION_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    ullage_version: _builtins.str
+    """The release that folded: another may read more, or something else, in the same log."""
+    @_builtins.property
+    def recorded_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedEvent]:
+        """In the order in which they are to be applied; the sequence is the one each stands for."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceMark]:
+        """What every source had said by then."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        recorded_at: _timestamp_pb2.Timestamp | None = ...,
+        ullage_version: _builtins.str = ...,
+        events: _abc.Iterable[Global___RecordedEvent] | None = ...,
+        sources: _abc.Iterable[Global___SourceMark] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["recorded_at", b"recorded_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "recorded_at", b"recorded_at", "sequence", b"sequence", "sources", b"sources", "ullage_version", b"ullage_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
+
+@_typing.final
+class SourceMark(_message.Message):
+    """How far a source's facts were stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    SOURCE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    source_sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        source_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "source_sequence", b"source_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceMark: _TypeAlias = SourceMark  # noqa: Y015
+
+@_typing.final
 class RecordedEvent(_message.Message):
     """A fact in its place in the log."""
 
@@ -536,7 +637,7 @@ class RecordedEvent(_message.Message):
     SOURCE_SEQUENCE_FIELD_NUMBER: _builtins.int
     FACT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """1 for the first event, without gaps."""
+    """1 for the first event, without gaps, but where samples were compacted away."""
     source: _builtins.str
     """Who reported it: "master", "probe/NODE/BOOT" or "runner/NODE/BOOT"."""
     source_sequence: _builtins.int
