@@ -36,7 +36,7 @@ CACHE: Final = Path(__file__).parent.parent / ".cache"
 IN_FLIGHT: Final = (1, 2, 4, 8)
 DECODED_TOKENS: Final = 48
 PROMPT_TOKENS: Final = 512
-ROUNDS: Final = 3
+ROUNDS: Final = 2
 LLAMA_VARIABLE: Final = "ULLAGE_BENCH_LLAMA"
 """A Python with llama-cpp-python, and the GGUF file of the same model, as PYTHON:FILE; empty: llama.cpp is left out."""
 
