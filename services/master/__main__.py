@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False)
 
 
 class MasterFailedError(Exception):
-    """The log cannot be written any more."""
+    """The master cannot go on; the message says why."""
 
 
 @app.command()
@@ -95,7 +95,7 @@ async def _run(settings: Settings) -> None:
         await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
         if failing.done():
             log.error("failed", exc_info=failing.result())
-            raise MasterFailedError(f"it cannot go on, what was acknowledged is safe: {failing.result()}")
+            raise MasterFailedError(str(failing.result()))
         failing.cancel()
         log.info("stopping")
 

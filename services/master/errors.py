@@ -15,6 +15,7 @@ MasterError
 ├── LogFull              the disk takes no more facts; what was acknowledged is safe
 ├── SubscriberTooSlow    a reader fell behind what is kept for it
 └── Unavailable          the master is starting or stopping
+    └── LogFailed        the log cannot be written any more
 """
 
 from __future__ import annotations
@@ -98,3 +99,11 @@ class SubscriberTooSlow(MasterError):
 
 class Unavailable(MasterError):
     """The master is starting or stopping."""
+
+
+class LogFailed(Unavailable):
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the log cannot be written any more ({reason}); what was acknowledged is safe: "
+            "see to the disk, and start the master again"
+        )

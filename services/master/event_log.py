@@ -23,8 +23,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
+import structlog
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from services import log_format
 from services.clock import Clock
@@ -60,6 +61,8 @@ _SELECT: Final = (
     "FROM events e JOIN sources s ON s.id = e.source WHERE e.seq BETWEEN ? AND ?"
 )
 
+log = structlog.get_logger()
+
 
 @dataclass(slots=True)
 class Append:
@@ -88,7 +91,7 @@ class Commit:
     """One transaction: what was asked for, in the order it was stored, or why nothing of it is."""
 
     appends: list[Append]
-    error: Exception | None = None
+    error: errors.MasterError | None = None
     fatal: bool = False
     """The writer has ended: nothing can be stored any more."""
 
@@ -239,7 +242,7 @@ class _Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        failure: Exception | None = None
+        failure: errors.MasterError | None = None
         while (appends := self._take()) is not None:
             if failure is None:
                 commit = self._attempt(appends)
@@ -272,13 +275,14 @@ class _Writer:
     def _attempt(self, appends: list[Append]) -> Commit:
         try:
             return self._commit(appends)
-        except OperationalError as error:
+        except DBAPIError as error:
             if isinstance(error.orig, sqlite3.Error) and error.orig.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 full = errors.LogFull("the disk with the log is full: make room and try again; nothing stored is lost")
                 return Commit(appends, error=full)
-            return Commit(appends, error=error, fatal=True)
+            return Commit(appends, error=errors.LogFailed(str(error.orig)), fatal=True)
         except Exception as error:  # Whoever waits must be told, whatever it is.
-            return Commit(appends, error=error, fatal=True)
+            log.error("the log's writer failed", exc_info=error)
+            return Commit(appends, error=errors.LogFailed(repr(error)), fatal=True)
 
     def _commit(self, appends: list[Append]) -> Commit:
         draft = _Draft(self._sequence, self._clock.now_ns(), self._sources)

@@ -216,6 +216,30 @@ async def test_a_serving_master_is_healthy_as_a_whole_and_service_by_service(tmp
             assert await health_of(channel, name) == health_pb2.HealthCheckResponse.SERVING
 
 
+def take_sequence(path: Path, sequence: int) -> None:
+    """Put a row where the master will want to put its next one."""
+    raw = sqlite3.connect(path)
+    raw.execute("INSERT INTO events VALUES (?, 0, 0, 1, 0, 0, x'')", (sequence,))
+    raw.commit()
+    raw.close()
+
+
+async def test_a_master_whose_log_fails_tells_whoever_waits_and_ends_with_1(tmp_path: Path) -> None:
+    once = telemetry_service_pb2.ReportOnceRequest(
+        identity=node_pb2.NodeIdentity(node_id="a", boot_id="1"), observations=observations(memory_sampled("a"))
+    )
+    async with master(tmp_path) as running, rpc.channel(running.address) as channel:
+        take_sequence(log_of(tmp_path), 2)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await telemetry_service_pb2_grpc.TelemetryServiceStub(channel).ReportOnce(once)
+        assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert await running.process.wait() == 1
+        assert running.process.stderr is not None
+        lines = (await running.process.stderr.read()).decode().splitlines()
+    reason = "UNIQUE constraint failed: events.seq"
+    assert lines[-1].startswith(f"ullage master: the log cannot be written any more ({reason}); what was acknowledged")
+
+
 async def test_a_second_master_on_the_same_log_is_refused_by_one_line(tmp_path: Path) -> None:
     async with master(tmp_path) as running:
         code, out, lines = await refusal("--listen", "127.0.0.1:0", "--state-dir", str(tmp_path))
