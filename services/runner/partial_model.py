@@ -14,12 +14,11 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from services.model_folder import ModelFolderError, StoredFile, write_manifest
+from services.model_folder import ModelFolderError, StoredFile, part_of, write_manifest
 from ullage.v1 import model_pb2
 
 PARTIAL_FOLDER: Final = ".partial"
@@ -29,10 +28,6 @@ WEIGHTS_SUFFIX: Final = ".safetensors"
 HEADER_LENGTH_BYTES: Final = 8
 HEADER_BYTES_MAX: Final = 100_000_000
 """The longest header the format allows; a longer one is damage."""
-
-_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-_FIRST: Final = re.compile(r"(?:^|\.)(?:embed_tokens|wte|embeddings)\.")
-_LAST: Final = re.compile(r"^(?:lm_head\.|model\.norm\.)")
 
 
 class Range(NamedTuple):
@@ -56,12 +51,15 @@ class Cut(NamedTuple):
 
     def needs(self, tensor: str) -> bool:
         """Whether the shard uses the tensor. One of a kind that is not known is taken along."""
-        if (layer := _LAYER.search(tensor)) is not None:
-            return self.first_layer <= int(layer.group(1)) < self.end_layer
-        is_first, is_last = self.first_layer == 0, self.end_layer == self.layers
-        if _FIRST.search(tensor):
-            return is_first or (is_last and self.tied_embedding)
-        return is_last if _LAST.search(tensor) else True
+        match part_of(tensor):
+            case int(layer):
+                return self.first_layer <= layer < self.end_layer
+            case "embedding":
+                return self.first_layer == 0 or (self.end_layer == self.layers and self.tied_embedding)
+            case "head":
+                return self.end_layer == self.layers
+            case None:
+                return True
 
 
 def tensor_ranges(header: bytes, cut: Cut) -> list[Range]:
