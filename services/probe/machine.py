@@ -17,6 +17,7 @@ from services.probe.failures import Failures
 from services.probe.gpu import nvidia
 from services.probe.gpu.amd import AmdGpus
 from services.probe.linux.alarms import Alarms
+from services.probe.linux.pinned import pin
 from services.probe.linux.power import ProcessorPower
 from services.probe.linux.sampler import LinuxSampler
 from services.probe.own_memory import OwnMemory
@@ -39,6 +40,8 @@ class Machine:
     tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
     """What runs as long as the probe does."""
     alarms: Alarms | None = None
+    pin: Callable[[], bool] | None = None
+    """Keeps this process's own pages in memory, where that is allowed."""
 
     def read(self) -> Reading:
         """The memory now, with what the node's own shards hold of it. Never raises."""
@@ -66,7 +69,7 @@ def _linux(root: Path, own_memory: OwnMemory, clock: Clock, failures: Failures) 
     if (nvidia_gpus := nvidia.find(failures)) is not None:
         sources.append(nvidia_gpus)
     bandwidth = Bandwidth(failures)
-    return Machine(sampler, own_memory, (*sources, bandwidth), (bandwidth.run,), sampler.alarms)
+    return Machine(sampler, own_memory, (*sources, bandwidth), (bandwidth.run,), sampler.alarms, pin)
 
 
 def _mac(own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:

@@ -35,6 +35,8 @@ async def run(settings: Settings) -> None:
     reporter = Reporter(settings.master, me, clock)
     failures = Failures()
     machine = find(settings.root, settings.state_dir, clock, failures)
+    if machine.pin is not None:
+        log.debug("own pages kept in memory", allowed=machine.pin())
     loop = _loop(settings, machine, failures, me.node_id, reporter, latest, clock)
     server = rpc.Server()
     server.add(

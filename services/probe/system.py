@@ -35,6 +35,7 @@ class SystemSampler:
         self._sources = sources
         self._interfaces: Sequence[node_pb2.NetworkInterface] = ()
         self._readings_until_interfaces = 0
+        self._has_sensors = True
         # psutil compares with its last call; the first has nothing to compare with and says 0.
         failures.guard("cpu", psutil.cpu_percent)
 
@@ -47,7 +48,7 @@ class SystemSampler:
             cpu_pct=guard("cpu", psutil.cpu_percent),
             logical_cores=psutil.cpu_count(),
             load_1m=guard("load", lambda: os.getloadavg()[0]),
-            temperature_celsius=guard("temperature", _temperature_celsius),
+            temperature_celsius=self._temperature_celsius(),
             disk_total_bytes=None if disk is None else disk.total,
             disk_available_bytes=None if disk is None else disk.free,
             interfaces=self._known_interfaces(),
@@ -56,6 +57,14 @@ class SystemSampler:
         for source in self._sources:
             source.fill(sample)
         return sample
+
+    def _temperature_celsius(self) -> float | None:
+        """The processor's temperature; a machine that has no sensor is asked once, since looking takes a while."""
+        if not self._has_sensors:
+            return None
+        found = self._failures.guard("temperature", _temperature_celsius)
+        self._has_sensors = found is not None
+        return found
 
     def _known_interfaces(self) -> Sequence[node_pb2.NetworkInterface]:
         """The interfaces as they were lately: they take as long as everything else together, and hardly change."""
