@@ -18,11 +18,12 @@ from services.master.allocator.case import Case
 from services.master.allocator.force import forced
 from services.master.allocator.placement import placement
 from services.master.allocator.refusal import refuse
-from services.master.allocator.request import Complaint, understand
+from services.master.allocator.request import Complaint, Request, understand
+from services.master.allocator.roster import Roster, Survey
 from services.master.state import State
 from ullage.v1 import model_pb2
 
-__all__ = ["place"]
+__all__ = ["Complaint", "Request", "Roster", "Survey", "decide", "place", "understand"]
 
 
 def place(
@@ -32,15 +33,24 @@ def place(
 
     `silent_node_ids` are the nodes not heard of late, which the state does not know.
     """
-    request = understand(state, spec)
+    return decide(Roster(state).survey(spec.model_id), understand(state, spec), spec, silent_node_ids)
+
+
+def decide(
+    survey: Survey,
+    request: Request | Complaint,
+    spec: model_pb2.PlacementSpec,
+    silent_node_ids: Collection[str],
+) -> model_pb2.Placement | model_pb2.Refusal:
+    """The same for nodes that were surveyed before, and a request that was understood: in whatever thread."""
     if isinstance(request, Complaint):
         return model_pb2.Refusal(
-            reason=request.reason, message=request.text, retryable=False, decided_at_sequence=state.sequence
+            reason=request.reason, message=request.text, retryable=False, decided_at_sequence=survey.sequence
         )
-    case = Case(state, request, frozenset(silent_node_ids))
+    case = Case(survey, request, frozenset(silent_node_ids))
     solutions = case.solutions()
     if solutions:
-        return placement(state, request, case.nodes, solutions)
+        return placement(case, solutions)
     refusal = refuse(case)
     return _past(refusal, case) if spec.force else refusal
 
@@ -50,7 +60,7 @@ def _past(refusal: model_pb2.Refusal, case: Case) -> model_pb2.Placement | model
     forced_case, solutions = forced(case)
     if not solutions:
         return refusal
-    decision = placement(case.state, case.request, forced_case.nodes, solutions)
+    decision = placement(forced_case, solutions)
     decision.forced_past.CopyFrom(refusal)
     reason = model_pb2.RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_")
     decision.explanation = f"Forced past {reason}: {decision.explanation}"

@@ -12,49 +12,47 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.master.allocator.capacity import Capacity
+from services.master.allocator.capacity import ROOM_BYTES_MAX, Capacity
 from services.master.allocator.chains import Chains
 from services.master.allocator.exact import EXACT_NODES_MAX, Exact
 from services.master.allocator.problem import Members, Problem
 
 
-def fits(problem: Problem) -> bool:
-    """Some arrangement of the candidates holds the model."""
-    return arranged(problem, most=False) is not None
-
-
 def arranged(problem: Problem, *, most: bool) -> Members | None:
     """An order of candidates that holds the model, of the fewest or the `most` found; None when there is none."""
-    alone = _alone(problem)
-    if alone is not None and not most:
-        return alone
-    if problem.size_max < problem.size_min or not _could(problem):
-        return alone
-    largest = Capacity(problem)
-    if largest.exact:
-        return largest.arranged(most=most) or alone
+    if problem.size_max < problem.size_min or _too_little(problem):
+        return None
+    counted = not problem.required and problem.hops.open
+    if counted:
+        largest = capacity(problem)
+        found = largest.arranged(most=most)
+        if largest.exact or (found is not None and len(problem.candidates) > EXACT_NODES_MAX):
+            return found
+        if not capacity(problem, smallest=True).holds():
+            return None
     if len(problem.candidates) <= EXACT_NODES_MAX:
         return _exactly(problem, most=most)
-    return (largest.arranged(most=most) if largest.counts else _among_many(problem, most=most)) or alone
+    return _among_many(problem, most=most)
 
 
-def _alone(problem: Problem) -> Members | None:
-    """A candidate that holds the whole model, if one may."""
-    if problem.size_min > 1:
-        return None
-    others = problem.required[1:]
-    able = [i for i, each in enumerate(problem.candidates) if each.alone and not others]
-    allowed = [i for i in able if not problem.required or i in problem.required]
-    return (allowed[0],) if allowed else None
+def capacity(problem: Problem, *, smallest: bool = False) -> Capacity:
+    """What a problem's candidates hold, counted."""
+    demands = list({candidate.demand.form: candidate.demand for candidate in problem.candidates}.values())
+    places = {demand.form: place for place, demand in enumerate(demands)}
+    return Capacity(
+        rooms=np.array([min(candidate.room_bytes, ROOM_BYTES_MAX) for candidate in problem.candidates], dtype=np.int64),
+        demands=demands,
+        forms=np.array([places[candidate.demand.form] for candidate in problem.candidates], dtype=np.int64),
+        size_min=problem.size_min,
+        size_max=problem.size_max,
+        smallest=smallest,
+    )
 
 
-def _could(problem: Problem) -> bool:
-    """Bounds that cost little: enough bytes, and enough layers were every one as small as the smallest."""
+def _too_little(problem: Problem) -> bool:
+    """There are not even bytes enough."""
     rooms = sorted((candidate.room_bytes for candidate in problem.candidates), reverse=True)
-    if sum(rooms[: problem.size_max]) < problem.least_bytes:
-        return False
-    smallest = Capacity(problem, smallest=True)
-    return not smallest.counts or smallest.holds()
+    return sum(rooms[: problem.size_max]) < problem.least_bytes
 
 
 def _exactly(problem: Problem, *, most: bool) -> Members | None:

@@ -3,7 +3,7 @@
 Rules this module lives by:
 - Available is what the estimate the request trusts says; what is promised to others and not yet resident is
   subtracted from it, and the runner's process before it holds any layer. The device's limit holds in any case.
-- Under WARNING a node's weight is 0.6 of its room; its room is whole, except where the request is STRICT.
+- Under WARNING a node's weight is a part of its room; its room is whole, except where the request is STRICT.
 - A node that is CRITICAL, silent, or of which something is unknown gets nothing unless that is asked for by name.
 - Nothing is guessed: a figure that is not there stays absent.
 """
@@ -11,23 +11,21 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
-from services.master.allocator.demand import Demand, Form, demand, form_of
+import numpy as np
+
+from services.master.allocator.capacity import NEEDED_BYTES_MAX, ROOM_BYTES_MAX
+from services.master.allocator.demand import Demand, demand
 from services.master.allocator.ranges import Candidate
 from services.master.allocator.request import Request
-from services.master.state import NodeRecord, ShardRecord, State
+from services.master.allocator.roster import Bools, Floats, Ints, Known, Survey
 from ullage.v1 import model_pb2, node_pb2
 
-WARNING_TENTHS: Final = 6
-"""The weight of a node under WARNING, in tenths: work flows to healthier nodes."""
-
-_LEVELS: Final = frozenset(
-    {node_pb2.PRESSURE_LEVEL_NORMAL, node_pb2.PRESSURE_LEVEL_WARNING, node_pb2.PRESSURE_LEVEL_CRITICAL}
-)
+WHOLE_TENTHS: Final = 10
 
 _NEVER_LIFTED: Final = frozenset({model_pb2.EXCLUSION_REQUESTED, model_pb2.EXCLUSION_NO_RUNNER})
 
@@ -39,6 +37,8 @@ class View:
     lifted: bool = False
     """Use nodes that would be left out, as a forced request does."""
     without_promises: bool = False
+    every_way: bool = False
+    """As if every node reached every other."""
 
 
 AS_THEY_ARE: Final = View()
@@ -62,31 +62,14 @@ class Budget:
     device_limit_bytes: int | None
     device_room_bytes: int | None
     """What the device's limit leaves beside the shards that are there."""
+    budget_bytes: int | None
+    """What a shard may take; None when unknown."""
     tenths: int
     """The factor of pressure, in tenths."""
-    strict: bool
+    layers_max: int
+    """The most layers it could hold between two others."""
     demand: Demand | None
     """None without a runner: how it would hold a model is not known."""
-    decode_bytes_per_second: int | None
-    layers_fixed: int | None
-    required: bool
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """What a shard may take, None when unknown."""
-        return self.room_bytes()
-
-    def room_bytes(self, *, more_bytes: int = 0) -> int | None:
-        """What a shard may take if `more_bytes` more were available."""
-        if self.available_bytes is None:
-            return None
-        offered = self.available_bytes + more_bytes
-        if self.strict:
-            offered = offered * self.tenths // 10
-        room = offered - self.promised_bytes - self.overhead_bytes
-        if self.device_room_bytes is not None:
-            room = min(room, self.device_room_bytes)
-        return max(0, room)
 
     @property
     def exclusion(self) -> model_pb2.Exclusion.ValueType | None:
@@ -94,28 +77,6 @@ class Budget:
         if self.left_out is None and not self.layers_max:
             return model_pb2.EXCLUSION_TOO_SMALL
         return self.left_out
-
-    @cached_property
-    def layers_max(self) -> int:
-        """The most layers it could hold between two others."""
-        return 0 if self.budget_bytes is None or self.demand is None else self.candidate().most_layers
-
-    def candidate(self, *, more_bytes: int = 0, room_bytes: int | None = None) -> Candidate:
-        """The node for the search, with its own room or with `room_bytes`."""
-        if self.demand is None:
-            raise ValueError(f"{self.node_id} has no runner")
-        room = room_bytes if room_bytes is not None else self.room_bytes(more_bytes=more_bytes) or 0
-        speed = self.decode_bytes_per_second
-        return Candidate(
-            node_id=self.node_id,
-            demand=self.demand,
-            room_bytes=room,
-            # Under STRICT the factor is in the room already.
-            weight=room if self.strict else room * self.tenths // 10,
-            bytes_per_second=speed * self.tenths / 10 if speed else None,
-            layers_fixed=self.layers_fixed,
-            required=self.required,
-        )
 
     def message(self, *, layers: int = 0) -> model_pb2.NodeBudget:
         """The budget as it is stored and shown, with the `layers` the node got."""
@@ -130,178 +91,249 @@ class Budget:
             overhead_bytes=self.overhead_bytes,
             device_limit_bytes=self.device_limit_bytes,
             budget_bytes=self.budget_bytes,
-            pressure_factor=self.tenths / 10,
+            pressure_factor=self.tenths / WHOLE_TENTHS,
             layers_max=self.layers_max,
             layers=layers,
         )
 
 
-def budgets(
-    state: State, request: Request, silent_node_ids: Collection[str], view: View = AS_THEY_ARE
-) -> tuple[Budget, ...]:
-    """The budget of every node, by id."""
-    silent = frozenset(silent_node_ids)
-    demands: dict[Form, Demand] = {}
-    names = _names(state)
-    # A runner that lacks the model's files fetches its part of them from one that has them and is heard.
-    fetchable = any(
-        _has_model(record, request.model.model_id) for id_, record in state.nodes.items() if id_ not in silent
-    )
-    return tuple(
-        _budget(
-            state.nodes[node_id],
-            request,
-            names[node_id],
-            demands,
-            view,
-            silent=node_id in silent,
-            fetchable=fetchable,
+class Credit(NamedTuple):
+    """What the shards of a replaced instance count for, by node."""
+
+    settled: Ints
+    unsettled: Ints
+    held: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Budgets:
+    """All nodes for one request, in one light: columns to search in, and each node by itself to speak of."""
+
+    survey: Survey
+    request: Request
+    silent_node_ids: Collection[str]
+    view: View = AS_THEY_ARE
+
+    def __len__(self) -> int:
+        return len(self.survey.node_ids)
+
+    def __getitem__(self, row: int) -> Budget:
+        """The budget of the node in `row`."""
+        survey = self.survey
+        form, left_out = int(survey.form[row]), int(self.left_out[row])
+        return Budget(
+            node_id=survey.node_ids[row],
+            name=survey.names[row],
+            friendly_name=survey.friendly_names[row],
+            level=node_pb2.PressureLevel.ValueType(int(survey.levels[row])),
+            left_out=model_pb2.Exclusion.ValueType(left_out) if left_out else None,
+            ram_total_bytes=_figure(survey.ram_total, row),
+            available_bytes=_figure(self.available, row),
+            promised_bytes=int(self.promised_bytes[row]),
+            overhead_bytes=int(survey.overhead_bytes[row]),
+            device_limit_bytes=_figure(survey.device_limit, row),
+            device_room_bytes=int(self.device_room_bytes[row]) if survey.device_limit.known[row] else None,
+            budget_bytes=int(self.room_bytes[row]) if self.available.known[row] else None,
+            tenths=int(self.tenths[row]),
+            layers_max=int(self.layers_max[row]),
+            demand=self.demands[form] if form >= 0 else None,
         )
-        for node_id in sorted(state.nodes)
-    )
+
+    @cached_property
+    def weighed(self) -> Ints:
+        """The rows of the nodes that are not left out, even if they are too small."""
+        return np.flatnonzero(self.left_out == 0)
+
+    @cached_property
+    def able(self) -> Ints:
+        """The rows of the nodes that may get layers, if only one."""
+        return np.flatnonzero((self.left_out == 0) & (self.layers_max > 0))
+
+    @cached_property
+    def able_node_ids(self) -> frozenset[str]:
+        """The nodes that may get layers."""
+        return frozenset(self.survey.node_ids[row] for row in self.able.tolist())
+
+    def named_among(self, rows: Ints) -> Ints:
+        """Those of `rows` that must get layers."""
+        return rows[self._named(self.request.wanted)[rows]]
+
+    def row(self, node_id: str) -> int:
+        """The row of a node that is there."""
+        return self._rows[node_id]
+
+    def room_of(self, node_id: str) -> int:
+        """What a shard may take of one node."""
+        return int(self.room_bytes[self._rows[node_id]])
+
+    @cached_property
+    def demands(self) -> list[Demand]:
+        """The demand on nodes of each form, worked out once for all of them."""
+        return [demand(self.request.model, form, self.request.load) for form in self.survey.forms]
+
+    @cached_property
+    def speeds(self) -> Floats:
+        """Bytes read in a second, weighed by pressure; not a number where it is not known."""
+        return self.survey.bytes_per_second * self.tenths / WHOLE_TENTHS
+
+    @cached_property
+    def tenths(self) -> Ints:
+        """The factor of pressure, in tenths."""
+        levels = self.survey.levels
+        tenths = np.where(levels == node_pb2.PRESSURE_LEVEL_NORMAL, WHOLE_TENTHS, 0)
+        tenths[levels == node_pb2.PRESSURE_LEVEL_WARNING] = self.request.warning_tenths
+        if self.request.include_unknown:
+            tenths[levels == node_pb2.PRESSURE_LEVEL_UNKNOWN] = WHOLE_TENTHS
+        return tenths
+
+    @cached_property
+    def available(self) -> Known:
+        """What the nodes say they can give under the request's admission, never more than they have."""
+        survey, request = self.survey, self.request
+        estimate, total = survey.estimates[request.admission], survey.ram_total
+        known, figures = estimate.known, estimate.bytes
+        if request.include_unknown or self.view.lifted:
+            figures = np.where(known, figures, total.bytes)
+            known = known | total.known
+        figures = np.where(total.known, np.minimum(figures, total.bytes), figures)
+        # The latest reading shows the bytes of what is replaced as taken, and replacing it gives them back.
+        return Known(figures + np.where(survey.overridden, 0, self._credited.settled), known)
+
+    @cached_property
+    def promised_bytes(self) -> Ints:
+        """Promised to other instances and not yet resident."""
+        if self.view.without_promises:
+            return np.zeros(len(self), dtype=np.int64)
+        credited = np.where(self.survey.overridden, self._credited.held, self._credited.unsettled)
+        return np.maximum(0, self.survey.promised_bytes - credited)
+
+    @cached_property
+    def device_room_bytes(self) -> Ints:
+        """What the device's limit leaves beside the shards that are there; everything where there is no limit."""
+        room = self.survey.device_limit.bytes - (self.survey.held_bytes - self._credited.held)
+        return np.where(self.survey.device_limit.known, np.maximum(0, room), ROOM_BYTES_MAX)
+
+    @cached_property
+    def room_bytes(self) -> Ints:
+        """What a shard may take; 0 where that is not known."""
+        return np.where(self.available.known, self.room_with(0), 0)
+
+    def room_with(self, more_bytes: int) -> Ints:
+        """The same if `more_bytes` more were available on each."""
+        offered = self.available.bytes + min(more_bytes, ROOM_BYTES_MAX)
+        if self.strict:
+            offered = offered * self.tenths // WHOLE_TENTHS
+        offered = offered - self.promised_bytes - self.survey.overhead_bytes
+        return np.maximum(0, np.minimum(offered, self.device_room_bytes))
+
+    @property
+    def strict(self) -> bool:
+        """The factor of pressure counts against the room, not only the weight."""
+        return self.request.admission == model_pb2.ADMISSION_STRICT
+
+    @cached_property
+    def weights(self) -> Ints:
+        """What the nodes' shares are in proportion to."""
+        return self.weights_of(self.room_bytes)
+
+    def weights_of(self, rooms: Ints) -> Ints:
+        """The same for rooms other than their own. Under STRICT the factor is in them already."""
+        return rooms if self.strict else rooms * self.tenths // WHOLE_TENTHS
+
+    @cached_property
+    def layers_max(self) -> Ints:
+        """The most layers each could hold between two others."""
+        most = np.zeros(len(self), dtype=np.int64)
+        for index, needs in enumerate(self.demands):
+            windows = np.array([min(NEEDED_BYTES_MAX, each + needs.working_bytes) for each in needs.least_window_bytes])
+            rows = self.survey.form == index
+            most[rows] = np.maximum(0, np.searchsorted(windows, self.room_bytes[rows], side="right") - 1)
+        return most
+
+    @cached_property
+    def left_out(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Why each node is not weighed, the weightiest reason of all; 0 where it is."""
+        survey, request = self.survey, self.request
+        levels = survey.levels
+        silent = self._named(self.silent_node_ids)
+        # A runner that lacks the model's files fetches its part of them from one that has them and is heard.
+        absent = ~survey.has_model & ~(survey.has_model & ~silent).any()
+        unknown = (levels == node_pb2.PRESSURE_LEVEL_UNKNOWN) & (not request.include_unknown)
+        reasons = (
+            (self._named(request.excluded), model_pb2.EXCLUSION_REQUESTED),
+            (survey.form < 0, model_pb2.EXCLUSION_NO_RUNNER),
+            (silent, model_pb2.EXCLUSION_STALE),
+            (levels == node_pb2.PRESSURE_LEVEL_CRITICAL, model_pb2.EXCLUSION_CRITICAL),
+            (~self.available.known, model_pb2.EXCLUSION_NO_MEMORY_READING),
+            (unknown, model_pb2.EXCLUSION_UNKNOWN_LEVEL),
+            (absent, model_pb2.EXCLUSION_MODEL_ABSENT),
+        )
+        left_out = np.zeros(len(self), dtype=np.int64)
+        for holds, reason in reversed(reasons):
+            if reason in _NEVER_LIFTED or not self.view.lifted:
+                left_out[holds] = reason
+        if self.survey.blocked and not self.view.every_way:
+            left_out[self._cut_off(np.flatnonzero(left_out == 0))] = model_pb2.EXCLUSION_UNREACHABLE
+        return left_out
+
+    def candidates(self, rows: Collection[int], rooms: Ints, *, timed: bool) -> tuple[Candidate, ...]:
+        """Nodes for the search, with these rooms; their speeds only where times are to be reckoned."""
+        weights = self.weights_of(rooms)
+        names = self.survey.node_ids
+        return tuple(
+            Candidate(
+                node_id=names[row],
+                demand=self.demands[int(self.survey.form[row])],
+                room_bytes=int(rooms[row]),
+                weight=int(weights[row]),
+                bytes_per_second=float(self.speeds[row]) if timed else None,
+                flops_per_second=self._flops(row) if timed else None,
+                layers_fixed=self.request.layers_fixed.get(names[row]),
+                required=names[row] in self.request.required,
+            )
+            for row in rows
+        )
+
+    def _flops(self, row: int) -> float | None:
+        flops = float(self.survey.flops_per_second[row]) * int(self.tenths[row]) / WHOLE_TENTHS
+        return flops if self.request.load.prompt_tokens and flops == flops else None
+
+    def _cut_off(self, rows: Ints) -> list[int]:
+        """Those of `rows` that reach none of the others, or are reached by none, and are too small alone."""
+        names = {self.survey.node_ids[row] for row in rows.tolist()}
+        onward = {row: self.survey.blocked.get(row, frozenset()) & names for row in rows.tolist()}
+        missed_by = Counter(node_id for missed in onward.values() for node_id in missed)
+        others = len(rows) - 1
+        return [
+            row
+            for row, missed in onward.items()
+            if others
+            and max(len(missed), missed_by[self.survey.node_ids[row]]) >= others
+            and self.demands[int(self.survey.form[row])].alone_bytes > self.room_bytes[row]
+        ]
+
+    def _named(self, node_ids: Collection[str]) -> Bools:
+        named = np.zeros(len(self), dtype=np.bool_)
+        named[[self._rows[node_id] for node_id in node_ids if node_id in self._rows]] = True
+        return named
+
+    @cached_property
+    def _credited(self) -> Credit:
+        """What replacing an instance gives back, by node."""
+        credit = Credit(*(np.zeros(len(self), dtype=np.int64) for _ in range(3)))
+        replaced = self.request.replaced_instance_id
+        for row, shards in self.survey.shards.items() if replaced else ():
+            for shard in shards:
+                if shard.instance_id == replaced:
+                    credit.settled[row] += shard.settled_bytes
+                    credit.unsettled[row] += shard.unsettled_bytes
+                    credit.held[row] += shard.held_bytes
+        return credit
+
+    @cached_property
+    def _rows(self) -> Mapping[str, int]:
+        return self.survey.rows
 
 
-def _budget(
-    record: NodeRecord,
-    request: Request,
-    name: str,
-    demands: dict[Form, Demand],
-    view: View,
-    *,
-    silent: bool,
-    fetchable: bool,
-) -> Budget:
-    node_id, memory, runner = record.identity.node_id, record.memory, record.runner
-    level = _level(memory)
-    credited = [shard for (instance, _), shard in record.shards.items() if instance == request.replaced_instance_id]
-    promised = 0 if view.without_promises else record.promised_bytes - _promised(record, credited)
-    available = _available(memory, request, view)
-    if available is not None and not record.overridden:
-        # The latest reading shows these bytes as taken, and replacing the instance gives them back.
-        available += sum(shard.settled_bytes for shard in credited)
-    device_limit = _device_limit(memory, runner)
-    without_model = not fetchable and not _has_model(record, request.model.model_id)
-    held = sum(shard.held_bytes for shard in record.shards.values()) - sum(shard.held_bytes for shard in credited)
-    return Budget(
-        node_id=node_id,
-        name=name,
-        friendly_name=record.identity.friendly_name,
-        level=level,
-        left_out=_left_out(
-            record, request, level, view, available=available, silent=silent, without_model=without_model
-        ),
-        ram_total_bytes=_ram_total(memory),
-        available_bytes=available,
-        promised_bytes=promised,
-        overhead_bytes=runner.shard_overhead_bytes if runner is not None else 0,
-        device_limit_bytes=device_limit,
-        device_room_bytes=None if device_limit is None else max(0, device_limit - held),
-        tenths=_tenths(level, request),
-        strict=request.admission == model_pb2.ADMISSION_STRICT,
-        demand=None if runner is None else _demand(request, form_of(runner), demands),
-        decode_bytes_per_second=runner.decode_bytes_per_second if runner is not None else None,
-        layers_fixed=request.layers_fixed.get(node_id),
-        required=node_id in request.required,
-    )
-
-
-def _demand(request: Request, form: Form, demands: dict[Form, Demand]) -> Demand:
-    """The demand on nodes of `form`, worked out once for all of them."""
-    if form not in demands:
-        demands[form] = demand(request.model, form, request.load)
-    return demands[form]
-
-
-def _promised(record: NodeRecord, shards: Collection[ShardRecord]) -> int:
-    """The part these shards have in the node's promised bytes."""
-    return sum(shard.held_bytes if record.overridden else shard.unsettled_bytes for shard in shards)
-
-
-def _left_out(
-    record: NodeRecord,
-    request: Request,
-    level: node_pb2.PressureLevel.ValueType,
-    view: View,
-    *,
-    available: int | None,
-    silent: bool,
-    without_model: bool,
-) -> model_pb2.Exclusion.ValueType | None:
-    """Why the node is not weighed, the weightiest reason first; None when it is."""
-    checks = (
-        (record.identity.node_id in request.excluded, model_pb2.EXCLUSION_REQUESTED),
-        (record.runner is None, model_pb2.EXCLUSION_NO_RUNNER),
-        (silent, model_pb2.EXCLUSION_STALE),
-        (level == node_pb2.PRESSURE_LEVEL_CRITICAL, model_pb2.EXCLUSION_CRITICAL),
-        (available is None, model_pb2.EXCLUSION_NO_MEMORY_READING),
-        (not request.include_unknown and level not in _LEVELS, model_pb2.EXCLUSION_UNKNOWN_LEVEL),
-        (without_model, model_pb2.EXCLUSION_MODEL_ABSENT),
-    )
-    reason = next((exclusion for holds, exclusion in checks if holds), None)
-    return None if view.lifted and reason not in _NEVER_LIFTED else reason
-
-
-def _has_model(record: NodeRecord, model_id: str) -> bool:
-    return record.runner is not None and model_id in record.runner.model_ids
-
-
-def _level(memory: node_pb2.MemorySample | None) -> node_pb2.PressureLevel.ValueType:
-    if memory is None or memory.pressure_level not in _LEVELS:
-        return node_pb2.PRESSURE_LEVEL_UNKNOWN
-    return memory.pressure_level
-
-
-def _tenths(level: node_pb2.PressureLevel.ValueType, request: Request) -> int:
-    match level:
-        case node_pb2.PRESSURE_LEVEL_NORMAL:
-            return 10
-        case node_pb2.PRESSURE_LEVEL_WARNING:
-            return WARNING_TENTHS
-        case node_pb2.PRESSURE_LEVEL_UNKNOWN if request.include_unknown:
-            return 10
-        case _:
-            return 0
-
-
-def _ram_total(memory: node_pb2.MemorySample | None) -> int | None:
-    return memory.ram_total_bytes if memory is not None and memory.HasField("ram_total_bytes") else None
-
-
-def _available(memory: node_pb2.MemorySample | None, request: Request, view: View) -> int | None:
-    """What the node says it can give under the request's admission, never more than it has."""
-    if memory is None:
-        return None
-    total = _ram_total(memory)
-    known: int | None = None
-    match request.admission:
-        case model_pb2.ADMISSION_STRICT if memory.HasField("strict_available_bytes"):
-            known = memory.strict_available_bytes
-        case model_pb2.ADMISSION_BALANCED if memory.HasField("balanced_available_bytes"):
-            known = memory.balanced_available_bytes
-        case model_pb2.ADMISSION_CEILING if memory.HasField("ceiling_available_bytes"):
-            known = memory.ceiling_available_bytes
-    if known is None:
-        return total if request.include_unknown or view.lifted else None
-    return known if total is None else min(known, total)
-
-
-def _device_limit(memory: node_pb2.MemorySample | None, runner: node_pb2.RunnerProfile | None) -> int | None:
-    """The lowest limit that was read; an assumed one only where none was."""
-    read = runner.device_limit_bytes if runner is not None and runner.HasField("device_limit_bytes") else None
-    if memory is None or not memory.HasField("device_limit_bytes"):
-        return read
-    if read is None:
-        return memory.device_limit_bytes
-    if node_pb2.MEMORY_FLAG_DEVICE_LIMIT_ASSUMED in memory.flags:
-        return read
-    return min(read, memory.device_limit_bytes)
-
-
-def _names(state: State) -> dict[str, str]:
-    """What to call each node: its friendly name, with the id where that alone would not tell it apart."""
-    uses = Counter(record.identity.friendly_name for record in state.nodes.values())
-    names = {}
-    for node_id, record in state.nodes.items():
-        name = record.identity.friendly_name
-        names[node_id] = node_id if not name else f"{name} ({node_id})" if uses[name] > 1 else name
-    return names
+def _figure(column: Known, row: int) -> int | None:
+    return int(column.bytes[row]) if column.known[row] else None

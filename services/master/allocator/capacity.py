@@ -6,6 +6,7 @@ is a no.
 
 Rules this module lives by:
 - More memory or another node never turns a yes into a no: it is a sum, and every pair of ends is looked at.
+- It says nothing of nodes that are asked for by name, nor of ways that are missing.
 """
 
 from __future__ import annotations
@@ -14,107 +15,132 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
-from services.master.allocator.problem import Members, Problem
-from services.master.allocator.ranges import Candidate
+from services.master.allocator.demand import Demand
+from services.master.allocator.problem import Members
+
+ROOM_BYTES_MAX: Final = 2**60
+"""More than any node has; larger claims count as this, so that sums of some columns never overflow."""
+
+NEEDED_BYTES_MAX: Final = 2**61
+"""No need is counted as larger: more than any room, and small enough for sums not to overflow."""
 
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
+Pairs = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
 class Capacity:
-    """The layers that a problem's candidates hold, each layer counted as one size."""
+    """The layers that nodes hold, each layer counted as one size."""
 
-    problem: Problem
+    rooms: Counts
+    demands: Sequence[Demand]
+    forms: Counts
+    """Which of the demands is each node's."""
+    size_min: int
+    size_max: int
     smallest: bool = False
     """Count every layer as the smallest, for what cannot be; else as the largest, for what surely can."""
 
     @property
-    def counts(self) -> bool:
-        """A sum of counts says something: no node is asked for by name, and every node reaches every other."""
-        return not self.problem.required and self.problem.hops.open
-
-    @property
     def exact(self) -> bool:
         """A no is a no as well."""
-        return self.counts and all(candidate.demand.alike for candidate in self.problem.candidates)
+        return all(demand.alike for demand in self.demands)
 
     def holds(self) -> bool:
-        """Some set of more than one node holds the model."""
-        return self._size(most=False) is not None
+        """Some set of nodes holds the model."""
+        return self.alone() is not None or self._size(most=False) is not None
+
+    def alone(self) -> int | None:
+        """The first node that holds the whole model, if one may."""
+        if self.size_min > 1:
+            return None
+        needed = self._by_form([demand.alone_bytes for demand in self.demands])
+        able = np.flatnonzero(self.rooms >= needed)
+        return int(able[0]) if able.size else None
 
     def arranged(self, *, most: bool) -> Members | None:
         """The fewest nodes, or the most, that hold it: the first rank first, the last last, the roomiest between."""
-        size = self._size(most=most)
+        alone = self.alone()
+        size = None if alone is not None and not most else self._size(most=most)
         if size is None:
-            return None
-        first, last = np.unravel_index(int(self._together(size).argmax()), (len(self._first), len(self._first)))
-        inner = [int(i) for i in self._order if i not in {first, last}][: size - 2]
-        return (int(first), *inner, int(last))
+            return None if alone is None else (alone,)
+        together = self._together(size)
+        first, last = (int(each) for each in np.unravel_index(int(together.argmax()), together.shape))
+        inner = [i for i in self._order.tolist() if i not in {first, last}][: size - 2]
+        return (first, *inner, last)
 
     def _size(self, *, most: bool) -> int | None:
-        """How many nodes, or None.
+        """How many nodes, two or more; None where no number does.
 
         A node more holds a layer more, so whoever can do it with fewer can do it with more, as long as there is a
         node that holds an inner layer and is not an end already: but for the two largest sizes.
         """
-        low, high = max(2, self.problem.size_min), min(self.problem.size_max, len(self._useful) + 2)
+        low, high = max(2, self.size_min), min(self.size_max, self._useful + 2)
         largest = next((size for size in range(high, max(low, high - 2) - 1, -1) if self._reaches(size)), None)
         if most or largest is None:
             return largest
         return low + bisect_left(range(low, largest), True, key=self._reaches)  # noqa: FBT003 - the first yes
 
     def _reaches(self, size: int) -> bool:
-        return bool(self._together(size).max() >= self.problem.layers)
+        return bool(self._together(size).max() >= self.demands[0].layers)
 
-    def _together(self, size: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    def _together(self, size: int) -> Pairs:
         """The layers held by each pair of a first and a last node with the roomiest others, -1 where that cannot be."""
-        inner = size - 2
-        ordered = self._inner[self._order]
-        sums = np.concatenate([[0], np.cumsum(ordered), np.full(2, ordered.sum())])
-        place = np.empty(len(ordered), dtype=np.int64)
-        place[self._order] = np.arange(len(ordered))
-        one, two = np.minimum(place[:, None], place), np.maximum(place[:, None], place)
-        low, high = self._inner[self._order][one], self._inner[self._order][two]
-        others = np.where(
-            one >= inner,
-            sums[inner],
-            np.where(two >= inner + 1, sums[inner + 1] - low, sums[inner + 2] - low - high),
-        )
-        useful = len(self._useful) - (self._inner > 0)[:, None] - (self._inner > 0)[None, :]
-        possible = (self._first > 0)[:, None] & (self._last > 0)[None, :] & (useful >= inner)
+        inner, held, sums = size - 2, self._inner, self._sums
+        nearer = np.minimum(self._places[:, None], self._places)
+        farther = np.maximum(self._places[:, None], self._places)
+        ends_held = np.where(nearer == self._places[:, None], held[:, None], held[None, :])
+        both_held = held[:, None] + held[None, :]
+        with_one, with_two = sums[inner + 1] - ends_held, sums[inner + 2] - both_held
+        others = np.where(nearer >= inner, sums[inner], np.where(farther > inner, with_one, with_two))
+        left = self._useful - (held > 0)[:, None] - (held > 0)[None, :]
+        possible = (self._first > 0)[:, None] & (self._last > 0)[None, :] & (left >= inner)
         np.fill_diagonal(possible, val=False)
         return np.where(possible, self._first[:, None] + self._last[None, :] + others, -1)
 
     @cached_property
-    def _order(self) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-        """The candidates by the layers they hold between two others, the most first."""
+    def _order(self) -> Counts:
+        """The nodes by the layers they hold between two others, the most first."""
         return np.lexsort((np.arange(len(self._inner)), -self._inner))
 
     @cached_property
-    def _useful(self) -> Counts:
-        return np.flatnonzero(self._inner)
+    def _places(self) -> Counts:
+        """Each node's place in that order."""
+        places = np.empty(len(self._order), dtype=np.int64)
+        places[self._order] = np.arange(len(self._order))
+        return places
+
+    @cached_property
+    def _sums(self) -> Counts:
+        """The inner layers held by so many of the roomiest."""
+        sums = np.concatenate([[0], np.cumsum(self._inner[self._order])])
+        return np.concatenate([sums, sums[-1:], sums[-1:]])
+
+    @cached_property
+    def _useful(self) -> int:
+        """How many nodes hold an inner layer."""
+        return int((self._inner > 0).sum())
 
     @cached_property
     def _first(self) -> Counts:
-        return self._counts([candidate.demand.first_bytes for candidate in self.problem.candidates], ends=True)
+        return np.minimum(self._counts([demand.first_bytes for demand in self.demands]), self.demands[0].layers - 1)
 
     @cached_property
     def _last(self) -> Counts:
-        return self._counts([candidate.demand.last_bytes for candidate in self.problem.candidates], ends=True)
+        return np.minimum(self._counts([demand.last_bytes for demand in self.demands]), self.demands[0].layers - 1)
 
     @cached_property
     def _inner(self) -> Counts:
-        return self._counts([candidate.demand.working_bytes for candidate in self.problem.candidates], ends=False)
+        return self._counts([demand.working_bytes for demand in self.demands])
 
-    def _counts(self, beside: Sequence[int], *, ends: bool) -> Counts:
-        most = self.problem.layers - 1 if ends else self.problem.layers
-        pairs = zip(self.problem.candidates, beside, strict=True)
-        return np.array([min(most, max(0, self._count(candidate, taken))) for candidate, taken in pairs], dtype=np.int64)
+    def _counts(self, beside: Sequence[int]) -> Counts:
+        sizes = [each.smallest_layer_bytes if self.smallest else each.largest_layer_bytes for each in self.demands]
+        held = np.maximum(0, self.rooms - self._by_form(beside)) // self._by_form(sizes)
+        return np.minimum(held, self.demands[0].layers)
 
-    def _count(self, candidate: Candidate, beside_bytes: int) -> int:
-        demand = candidate.demand
-        layer = demand.smallest_layer_bytes if self.smallest else demand.largest_layer_bytes
-        return (candidate.room_bytes - beside_bytes) // layer
+    def _by_form(self, figures: Sequence[int]) -> Counts:
+        return np.array([min(each, NEEDED_BYTES_MAX) for each in figures], dtype=np.int64)[self.forms]

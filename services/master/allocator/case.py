@@ -2,74 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from services.master.allocator.budget import AS_THEY_ARE, Budget, View, budgets
+from services.master.allocator.arrangement import arranged
+from services.master.allocator.budget import AS_THEY_ARE, Budget, Budgets, View
+from services.master.allocator.capacity import Capacity
 from services.master.allocator.hops import hops
+from services.master.allocator.pool import promising, roomiest
 from services.master.allocator.problem import Problem
-from services.master.allocator.ranges import Candidate
 from services.master.allocator.request import Request
-from services.master.allocator.search import fits, solve
+from services.master.allocator.roster import Ints, Survey
+from services.master.allocator.search import solve
 from services.master.allocator.solution import Solution
-from services.master.state import State
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
     """What is to be decided."""
 
-    state: State
+    survey: Survey
     request: Request
     silent_node_ids: frozenset[str]
     view: View = AS_THEY_ARE
 
     @cached_property
+    def budgets(self) -> Budgets:
+        """Every node's, in columns."""
+        return Budgets(self.survey, self.request, self.silent_node_ids, self.view)
+
+    @cached_property
     def nodes(self) -> tuple[Budget, ...]:
         """Every node, by id."""
-        return budgets(self.state, self.request, self.silent_node_ids, self.view)
+        return tuple(self.budgets[row] for row in range(len(self.budgets)))
 
     @cached_property
     def weighed(self) -> tuple[Budget, ...]:
         """The nodes that are not left out, even if they are too small."""
-        return tuple(budget for budget in self.nodes if budget.left_out is None)
+        return tuple(self.nodes[row] for row in self.budgets.weighed)
 
     def solutions(self) -> tuple[Solution, ...]:
         """The best placement and its runners-up; empty when there is none."""
-        return self.solutions_for(self._candidates())
+        timed = self.timed(self.budgets.able)
+        found = self._solved(promising(self.budgets, timed=timed), self.budgets.room_bytes, timed=timed)
+        return found or self.solutions_in(self.budgets.room_bytes)
 
-    def solutions_for(self, candidates: tuple[Candidate, ...]) -> tuple[Solution, ...]:
-        """The same for candidates other than the nodes' own."""
-        problem = self._problem(candidates)
-        return solve(problem, self.request.objective, self._replaced_node_ids()) if problem else ()
+    def solutions_in(self, rooms: Ints) -> tuple[Solution, ...]:
+        """The same were these the rooms of the nodes, whichever they are."""
+        if not self.fits_in(rooms):
+            return ()
+        rows = roomiest(self.budgets, self.budgets.weighed, rooms)
+        return self._solved(rows, rooms, timed=self.timed(self.budgets.weighed))
 
     def fits(self) -> bool:
         """There is a placement."""
-        return self.fits_for(self._candidates())
+        return self.fits_in(self.budgets.room_bytes)
 
-    def fits_for(self, candidates: tuple[Candidate, ...]) -> bool:
-        """There is one for candidates other than the nodes' own."""
-        problem = self._problem(candidates)
-        return problem is not None and fits(problem)
-
-    def fits_with(self, node_id: str, more_bytes: int) -> bool:
+    def fits_with(self, row: int, more_bytes: int) -> bool:
         """There would be one if `more_bytes` more were available on one node."""
-        return self.fits_for(
-            tuple(
-                budget.candidate(more_bytes=more_bytes if budget.node_id == node_id else 0) for budget in self.weighed
-            )
-        )
+        rooms = self.budgets.room_bytes.copy()
+        rooms[row] = self.budgets.room_with(more_bytes)[row]
+        return self.fits_in(rooms)
 
-    def fits_in(self, rooms: Mapping[str, int]) -> bool:
-        """There would be one if these nodes had this room."""
-        return self.fits_for(self.candidates_in(rooms))
+    def fits_boundless(self) -> bool:
+        """There would be one if the nodes had all the memory in the world, and reached each other."""
+        request, nodes = self.request, len(self.budgets.weighed)
+        if not nodes or len(self.budgets.named_among(self.budgets.weighed)) < len(request.wanted):
+            return False
+        fixed, left = len(request.layers_fixed), request.layers - sum(request.layers_fixed.values())
+        others = max(1 if left else 0, len(request.wanted) - fixed)
+        fewest = max(request.nodes_min, fixed + others)
+        most = min(nodes, fixed + left)
+        return fewest <= (most if request.nodes_max is None else min(most, request.nodes_max))
 
-    def candidates_in(self, rooms: Mapping[str, int]) -> tuple[Candidate, ...]:
-        """These nodes as candidates with this room."""
-        return tuple(
-            budget.candidate(room_bytes=rooms[budget.node_id]) for budget in self.nodes if budget.node_id in rooms
-        )
+    def fits_in(self, rooms: Ints) -> bool:
+        """There would be one if these were the rooms of the nodes."""
+        rows = roomiest(self.budgets, self.budgets.weighed, rooms)
+        counted = self._counted(rows, rooms)
+        if counted is not None:
+            return counted
+        problem = self._problem(rows, rooms, timed=False)
+        return problem is not None and arranged(problem, most=False) is not None
+
+    def timed(self, rows: Ints) -> bool:
+        """The speed of every one of these nodes is known: a guess would send layers to whoever says nothing."""
+        return bool((self.budgets.speeds[rows] > 0).all())
 
     def asking(self, request: Request) -> Case:
         """The same nodes, asked for something else."""
@@ -79,18 +96,37 @@ class Case:
         """The same request to the nodes in another light."""
         return replace(self, view=view)
 
-    def _candidates(self) -> tuple[Candidate, ...]:
-        return tuple(budget.candidate() for budget in self.nodes if budget.exclusion is None)
+    def _counted(self, rows: Ints, rooms: Ints) -> bool | None:
+        """Whether these nodes hold the model, where that can be found out by counting layers."""
+        request = self.request
+        if request.wanted or (self.survey.blocked and not self.view.every_way) or not rows.size:
+            return None if rows.size else False
+        most = min(len(rows), request.layers)
+        largest = Capacity(
+            rooms=rooms[rows],
+            demands=self.budgets.demands,
+            forms=self.survey.form[rows],
+            size_min=request.nodes_min,
+            size_max=most if request.nodes_max is None else min(most, request.nodes_max),
+        )
+        if largest.holds():
+            return True
+        return False if largest.exact or not replace(largest, smallest=True).holds() else None
 
-    def _problem(self, candidates: tuple[Candidate, ...]) -> Problem | None:
+    def _solved(self, rows: Ints, rooms: Ints, *, timed: bool) -> tuple[Solution, ...]:
+        problem = self._problem(rows, rooms, timed=timed)
+        return solve(problem, self.request.objective, self._replaced_node_ids()) if problem else ()
+
+    def _problem(self, rows: Ints, rooms: Ints, *, timed: bool) -> Problem | None:
         """The problem, or None where a node that must get layers is not there to get them."""
+        candidates = self.budgets.candidates(rows.tolist(), rooms, timed=timed)
         if not candidates or not self.request.wanted <= {candidate.node_id for candidate in candidates}:
             return None
         preferred = sorted(candidates, key=lambda each: (-each.weight, each.node_id))
         demand = preferred[0].demand
         ways = hops(
             [candidate.node_id for candidate in preferred],
-            {candidate.node_id: self.state.nodes[candidate.node_id].links for candidate in preferred},
+            {} if self.view.every_way else self.survey.links,
             token_bytes=demand.activation_bytes,
             prompt_bytes=demand.prompt_activation_bytes,
         )
@@ -98,5 +134,5 @@ class Case:
 
     def _replaced_node_ids(self) -> frozenset[str]:
         """The nodes of the instance that this one takes the place of."""
-        replaced = self.state.instances.get(self.request.replaced_instance_id)
+        replaced = self.survey.instances.get(self.request.replaced_instance_id)
         return frozenset() if replaced is None else frozenset(each.shard.node_id for each in replaced.shards)

@@ -34,10 +34,6 @@ FLOPS_PER_PARAMETER: Final = 2
 
 UINT64_MAX: Final = 2**64 - 1
 
-BOUNDLESS_BYTES: Final = 2**256
-"""Room for anything that can be asked for."""
-
-
 Sums = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
@@ -132,6 +128,8 @@ class Demand:
     @cached_property
     def least_window_bytes(self) -> tuple[int, ...]:
         """The bytes of the smallest n layers that follow each other, for n from 0 on."""
+        if self.alike:
+            return tuple(count * self.largest_layer_bytes for count in range(self.layers + 1))
         sums = self.layer_sums
         return tuple(
             min(after - before for before, after in zip(sums, sums[count:], strict=False))

@@ -11,15 +11,25 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Final
 
+import numpy as np
+
+from services.master.allocator.budget import Budgets, View
+from services.master.allocator.capacity import ROOM_BYTES_MAX
+from services.master.allocator.case import Case
+from services.master.allocator.roster import Ints
+from services.master.allocator.solution import Solution
+
 from services.master.allocator.budget import Budget, View
 from services.master.allocator.case import Case
-from services.master.allocator.solution import Solution
 
 PARTS: Final = 1024
 """In how many parts of its own size a node's room is widened."""
 
 WIDENED_PARTS_MAX: Final = PARTS * PARTS
 """A thousand times its size: whoever needs more has made a mistake, which force does not lift."""
+
+EXACT_SIZE_MAX: Final = 2**42
+"""Up to this size a part of it can be reckoned to the byte."""
 
 SIZE_ASSUMED_BYTES: Final = 1024**3
 """Stands for the size of a node that has never said it."""
@@ -34,22 +44,24 @@ def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
     for each in (case, lifted):
         rooms = _least_rooms(each)
         if rooms is not None:
-            return each, each.solutions_for(each.candidates_in(rooms))
+            return each, each.solutions_in(rooms)
     return case, ()
 
 
-def _least_rooms(case: Case) -> dict[str, int] | None:
+def _least_rooms(case: Case) -> Ints | None:
     """The rooms, widened by equal parts, in which the model just fits; None where it fits in none."""
-    if not case.fits_in(_rooms(case, WIDENED_PARTS_MAX)):
+    if not case.fits_in(_widened(case.budgets, WIDENED_PARTS_MAX)):
         return None
-    parts = bisect_left(range(WIDENED_PARTS_MAX), True, key=lambda count: case.fits_in(_rooms(case, count)))  # noqa: FBT003 - the first yes
-    return _rooms(case, parts)
+    fits = range(WIDENED_PARTS_MAX)
+    parts = bisect_left(fits, True, key=lambda count: case.fits_in(_widened(case.budgets, count)))  # noqa: FBT003 - the first yes
+    return _widened(case.budgets, parts)
 
 
-def _rooms(case: Case, parts: int) -> dict[str, int]:
-    return {budget.node_id: _widened(budget, parts) for budget in case.weighed}
-
-
-def _widened(budget: Budget, parts: int) -> int:
-    own_size = budget.ram_total_bytes or budget.budget_bytes or SIZE_ASSUMED_BYTES
-    return (budget.budget_bytes or 0) + own_size * parts // PARTS
+def _widened(budgets: Budgets, parts: int) -> Ints:
+    """The rooms with so many parts of each node's own size more."""
+    total = budgets.survey.ram_total
+    own_sizes = np.where(total.known & (total.bytes > 0), total.bytes, budgets.room_bytes)
+    own_sizes = np.where(own_sizes > 0, own_sizes, SIZE_ASSUMED_BYTES)
+    # Divided first where the product would not be a number of 64 bits.
+    more = np.where(own_sizes > EXACT_SIZE_MAX, own_sizes // PARTS * parts, own_sizes * parts // PARTS)
+    return np.minimum(budgets.room_bytes + more, ROOM_BYTES_MAX)

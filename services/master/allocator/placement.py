@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+import numpy as np
 from google.protobuf import duration_pb2
 
-from services.master.allocator.budget import Budget
+from services.master.allocator.budget import WHOLE_TENTHS, Budget
+from services.master.allocator.case import Case
 from services.master.allocator.demand import UINT64_MAX
 from services.master.allocator.naming import listed
 from services.master.allocator.request import Request
 from services.master.allocator.solution import Solution
 from services.master.allocator.wording import counted, size
-from services.master.state import State
 from ullage.v1 import model_pb2, node_pb2
 
 
-def placement(
-    state: State, request: Request, nodes: Sequence[Budget], solutions: Sequence[Solution]
-) -> model_pb2.Placement:
+NODES_SHOWN_MAX: Final = 128
+"""Of how many nodes a decision keeps the budget: of more, those it could have used most, and how many it left out."""
+
+
+def placement(case: Case, solutions: Sequence[Solution]) -> model_pb2.Placement:
     """The decision for the first of `solutions`; the others are its alternatives."""
     chosen, *others = solutions
+    request, nodes = case.request, _shown(case, solutions)
     shards = _shards(chosen, nodes)
     layers = {shard.node_id: shard.end_layer - shard.first_layer for shard in shards}
     return model_pb2.Placement(
         shards=shards,
         nodes=[budget.message(layers=layers.get(budget.node_id, 0)) for budget in nodes],
-        decided_at_sequence=state.sequence,
+        nodes_omitted=len(case.budgets) - len(nodes),
+        decided_at_sequence=case.survey.sequence,
         admission=request.admission,
         objective=request.objective,
         context_tokens=request.load.context_tokens,
@@ -37,8 +43,21 @@ def placement(
     )
 
 
+def _shown(case: Case, solutions: Sequence[Solution]) -> list[Budget]:
+    """The budgets that are kept with the decision, by id: all, or those in a solution and the weightiest others."""
+    budgets = case.budgets
+    if len(budgets) <= NODES_SHOWN_MAX:
+        return list(case.nodes)
+    used = {budgets.row(node_id) for solution in solutions for node_id in solution.node_ids}
+    by_weight = np.lexsort((np.arange(len(budgets)), -budgets.weights))[:NODES_SHOWN_MAX].tolist()
+    shown = [*used, *(row for row in by_weight if row not in used)][:NODES_SHOWN_MAX]
+    return [budgets[row] for row in sorted(shown)]
+
+
 def _shards(solution: Solution, nodes: Sequence[Budget]) -> list[model_pb2.Shard]:
     overheads = {budget.node_id: budget.overhead_bytes for budget in nodes}
+    stages = solution.stage_seconds or [None] * len(solution.order)
+    hops = solution.hop_seconds or [None] * len(solution.order)
     shards = []
     first = 0
     for rank, (candidate, end) in enumerate(zip(solution.order, solution.ends, strict=True)):
@@ -46,7 +65,15 @@ def _shards(solution: Solution, nodes: Sequence[Budget]) -> list[model_pb2.Shard
         parts.overhead_bytes = overheads[candidate.node_id]
         parts.total_bytes = min(parts.total_bytes + parts.overhead_bytes, UINT64_MAX)
         shards.append(
-            model_pb2.Shard(rank=rank, node_id=candidate.node_id, first_layer=first, end_layer=end, bytes=parts)
+            model_pb2.Shard(
+                rank=rank,
+                node_id=candidate.node_id,
+                first_layer=first,
+                end_layer=end,
+                bytes=parts,
+                stage_time=_duration(stages[rank]),
+                hop_time=_duration(hops[rank]),
+            )
         )
         first = end
     return shards
@@ -89,7 +116,7 @@ def _explanation(request: Request, chosen: Solution, nodes: Sequence[Budget]) ->
     used = [names[candidate.node_id] for candidate in chosen.order]
     where = f"{counted(request.layers, 'layer')} on {listed(used)}"
     pressed = [budget.name for budget in nodes if _pressed(budget) and budget.name in used]
-    weighed = f"; {listed(pressed)} under WARNING counts 0.6" if pressed and len(used) > 1 else ""
+    weighed = f"; {listed(pressed)} under WARNING counts {request.warning_tenths / WHOLE_TENTHS:g}" if pressed and len(used) > 1 else ""
     return f"{where} because {_because(request, chosen, len(used))}{weighed}."
 
 

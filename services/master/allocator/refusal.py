@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from services.master.allocator.budget import Budget, View
+import numpy as np
+
+from services.master.allocator.budget import Budget, Budgets, View
 from services.master.allocator.case import Case
-from services.master.allocator.demand import BOUNDLESS_BYTES, UINT64_MAX, Load, least_bytes
+from services.master.allocator.capacity import ROOM_BYTES_MAX
+from services.master.allocator.demand import UINT64_MAX, Load, least_bytes
 from services.master.allocator.naming import listed
+from services.master.allocator.pool import roomiest
+from services.master.allocator.roster import Held, Ints
+from services.master.allocator.reach import unreached
 from services.master.allocator.wording import counted, exclusion, node_line, size
-from services.master.state import ShardRecord
 from ullage.v1 import model_pb2
 
 NODES_ADVISED_MAX: Final = 2
@@ -72,7 +77,7 @@ def refuse(case: Case) -> model_pb2.Refusal:
         nodes=[budget.message() for budget in case.nodes],
         remedies=remedies,
         retryable=_retryable(case),
-        decided_at_sequence=case.state.sequence,
+        decided_at_sequence=case.survey.sequence,
     )
 
 
@@ -84,14 +89,15 @@ def needed_bytes(case: Case) -> int | None:
 
 def offered_bytes(case: Case) -> int:
     """What the nodes that may be used can give together, as many of them as the request allows."""
-    rooms = sorted((budget.budget_bytes or 0 for budget in case.weighed), reverse=True)
-    return sum(rooms[: case.request.nodes_max])
+    rooms = np.sort(case.budgets.room_bytes[case.budgets.weighed])[::-1]
+    return sum(rooms[: case.request.nodes_max].tolist())
 
 
 def _reason(case: Case) -> model_pb2.RefusalReason.ValueType:
     """The first of the reasons that is true."""
     reasons: tuple[tuple[Callable[[Case], bool], model_pb2.RefusalReason.ValueType], ...] = (
-        (lambda case: not case.nodes, model_pb2.REFUSAL_REASON_NO_NODES),
+        (lambda case: not len(case.budgets), model_pb2.REFUSAL_REASON_NO_NODES),
+        (_no_path, model_pb2.REFUSAL_REASON_NO_PATH),
         (lambda case: not case.weighed, model_pb2.REFUSAL_REASON_NO_ELIGIBLE_NODES),
         (_too_few_nodes, model_pb2.REFUSAL_REASON_TOO_FEW_NODES),
         (_blocked, model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES),
@@ -108,9 +114,14 @@ def _reason(case: Case) -> model_pb2.RefusalReason.ValueType:
     return next((reason for holds, reason in reasons if holds(case)), model_pb2.REFUSAL_REASON_FRAGMENTED)
 
 
+def _no_path(case: Case) -> bool:
+    """It would fit if every node reached every other."""
+    return bool(case.survey.blocked) and case.seen(replace(case.view, every_way=True)).fits()
+
+
 def _too_few_nodes(case: Case) -> bool:
     """Even with all the memory in the world these nodes could not do what was asked."""
-    return not case.fits_in({budget.node_id: BOUNDLESS_BYTES for budget in case.weighed})
+    return not case.fits_boundless()
 
 
 def _blocked(case: Case) -> bool:
@@ -126,7 +137,8 @@ def _holds_any_layer(budget: Budget) -> bool:
 
 def _endpoint_too_large(case: Case) -> bool:
     """No node can be the first, or none the last; a node that could be both alone would have been taken."""
-    candidates = [budget.candidate() for budget in case.weighed]
+    rows = roomiest(case.budgets, case.budgets.weighed, case.budgets.room_bytes)
+    candidates = case.budgets.candidates(rows.tolist(), case.budgets.room_bytes, timed=False)
     return not any(each.first_ends for each in candidates) or not any(each.last_starts for each in candidates)
 
 
@@ -146,6 +158,8 @@ def _headline(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
             return f"{asked} cannot be placed: {_everyone(len(case.nodes))} left out."
         case model_pb2.REFUSAL_REASON_TOO_FEW_NODES:
             return f"{asked} cannot be placed: {_missing(case)}."
+        case model_pb2.REFUSAL_REASON_NO_PATH:
+            return f"{asked} would fit, but {unreached(case.seen(replace(case.view, every_way=True)).budgets)}."
         case model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES:
             return f"{asked} needs {size(needed)} and would fit but for what is promised to {_holders(case)}."
         case model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY:
@@ -193,25 +207,25 @@ def _pieces(case: Case, reason: model_pb2.RefusalReason.ValueType) -> str:
             return "not in pieces that hold whole layers, under the constraints asked for"
 
 
-def _held(case: Case, part: Callable[[Budget, ShardRecord], int]) -> dict[str, int]:
-    """What each instance but the replaced one holds of the nodes that may be used, by `part` of each shard."""
+def _held(case: Case, part: Callable[[Held, bool], int]) -> dict[str, int]:
+    """What each instance but the replaced one holds of the nodes that may be used.
+
+    `part` is what counts of a shard, told whether its node's figures are an operator's.
+    """
     found: dict[str, int] = {}
-    for budget in case.weighed:
-        for (instance_id, _), shard in case.state.nodes[budget.node_id].shards.items():
-            held = part(budget, shard)
-            if held and instance_id != case.request.replaced_instance_id:
-                found[instance_id] = found.get(instance_id, 0) + held
+    weighed = set(case.budgets.weighed.tolist())
+    for row in sorted(weighed & case.survey.shards.keys()):
+        for shard in case.survey.shards[row]:
+            held = part(shard, bool(case.survey.overridden[row]))
+            if held and shard.instance_id != case.request.replaced_instance_id:
+                found[shard.instance_id] = found.get(shard.instance_id, 0) + held
     return found
 
 
 def _holders(case: Case) -> str:
     """The instances that are promised what is missing, with how much."""
-
-    def promised(budget: Budget, shard: ShardRecord) -> int:
-        overridden = case.state.nodes[budget.node_id].overridden
-        return shard.held_bytes if overridden else shard.unsettled_bytes
-
-    return listed([f"{instance_id} ({size(held)})" for instance_id, held in sorted(_held(case, promised).items())])
+    promised = _held(case, lambda shard, overridden: shard.held_bytes if overridden else shard.unsettled_bytes)
+    return listed([f"{instance_id} ({size(held)})" for instance_id, held in sorted(promised.items())])
 
 
 def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int) -> Iterator[model_pb2.Remedy]:
@@ -224,18 +238,18 @@ def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
     else:
         yield from _left_out(case)
     yield from _wider_requests(case)
-    if _forcible(case):
+    if reason != model_pb2.REFUSAL_REASON_NO_PATH and _forcible(case):
         yield model_pb2.Remedy(text="Force it, and risk swapping or a killed process", force=True)
 
 
 def _releases(case: Case) -> Iterator[model_pb2.Remedy]:
     if case.request.replaced_instance_id:
         return
-    held = _held(case, lambda _, shard: 0 if shard.shrinking else shard.held_bytes)
+    held = _held(case, lambda shard, _: 0 if shard.shrinking else shard.held_bytes)
     largest = sorted(held, key=lambda instance_id: (-held[instance_id], instance_id))
     for instance_id in largest[:INSTANCES_ADVISED_MAX]:
         if case.asking(replace(case.request, replaced_instance_id=instance_id)).fits():
-            model_id = case.state.instances[instance_id].spec.model_id
+            model_id = case.survey.instances[instance_id].spec.model_id
             text = f"Release {instance_id} of {model_id}, which holds {size(held[instance_id])}"
             yield model_pb2.Remedy(text=text)
 
@@ -250,7 +264,8 @@ def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
 
 
 def _more_bytes_on(case: Case, budget: Budget, grain: int) -> int | None:
-    grains = _least(2 * SEARCH_STEPS, lambda count: case.fits_with(budget.node_id, count * grain))
+    row = case.budgets.row(budget.node_id)
+    grains = _least(2 * SEARCH_STEPS, lambda count: case.fits_with(row, count * grain))
     return None if grains is None else grains * grain
 
 
@@ -300,21 +315,20 @@ def _left_out(case: Case) -> Iterator[model_pb2.Remedy]:
 
 def _forcible(case: Case) -> bool:
     """A forced request would be placed."""
-    lifted = case.seen(View(lifted=True))
-    return lifted.fits_in({budget.node_id: BOUNDLESS_BYTES for budget in lifted.weighed})
+    return case.seen(View(lifted=True)).fits_boundless()
 
 
 def _retryable(case: Case) -> bool:
     """The nodes as they are could hold it, were their memory free: what is in the way may pass."""
     lifted = case.seen(View(lifted=True))
-    rooms = {budget.node_id: _whole_room(budget) for budget in lifted.weighed}
-    return not case.nodes or lifted.fits_in(rooms)
+    return not len(case.budgets) or lifted.fits_in(_whole_rooms(lifted.budgets))
 
 
-def _whole_room(budget: Budget) -> int:
-    """The room of a node with nothing on it; without bounds where its size is not known."""
-    room = BOUNDLESS_BYTES if budget.ram_total_bytes is None else budget.ram_total_bytes - budget.overhead_bytes
-    return max(0, room if budget.device_limit_bytes is None else min(room, budget.device_limit_bytes))
+def _whole_rooms(budgets: Budgets) -> Ints:
+    """The rooms of the nodes with nothing on them; without bounds where a size is not known."""
+    total, limit = budgets.survey.ram_total, budgets.survey.device_limit
+    rooms = np.where(total.known, total.bytes - budgets.survey.overhead_bytes, ROOM_BYTES_MAX)
+    return np.maximum(0, np.where(limit.known, np.minimum(rooms, limit.bytes), rooms))
 
 
 def _least(most: int, holds: Callable[[int], bool]) -> int | None:

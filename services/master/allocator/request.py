@@ -16,6 +16,9 @@ from services.master.allocator.naming import listed
 from services.master.state import State
 from ullage.v1 import model_pb2
 
+WARNING_TENTHS: Final = 6
+"""The weight of a node under WARNING, in tenths, where nobody set another: work flows to healthier nodes."""
+
 CONTEXT_TOKENS_DEFAULT: Final = 2048
 
 CONTEXT_TOKENS_MAX: Final = 2**27
@@ -52,6 +55,8 @@ class Request:
     """Only of nodes that get layers; one fixed at none is excluded."""
     include_unknown: bool
     replaced_instance_id: str
+    warning_tenths: int = WARNING_TENTHS
+    """The weight of a node under WARNING, in tenths."""
 
     @property
     def layers(self) -> int:
@@ -79,7 +84,9 @@ def understand(state: State, spec: model_pb2.PlacementSpec) -> Request | Complai
     return Request(
         model=model,
         load=Load(
-            _context_tokens(spec, model), spec.concurrent_sequences if spec.HasField("concurrent_sequences") else 1
+            context_tokens=_context_tokens(spec, model),
+            concurrent_sequences=spec.concurrent_sequences if spec.HasField("concurrent_sequences") else 1,
+            prompt_tokens=spec.prompt_tokens_hint,
         ),
         admission=spec.admission or model_pb2.ADMISSION_BALANCED,
         objective=spec.objective or model_pb2.OBJECTIVE_LATENCY,

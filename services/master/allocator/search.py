@@ -4,7 +4,7 @@ Up to EXACT_NODES_MAX nodes every set, order and cut is weighed, and the answer 
 some few are proposed (`shortlist`), and every set, order and cut of these is weighed.
 
 Rules this module lives by:
-- It answers whenever `fits` says yes, and `fits` does not depend on the objective: wishes choose, they never refuse.
+- It answers whenever `arranged` does, and that does not depend on the objective: wishes choose, they never refuse.
 - Speeds count only when they are known for every candidate: a guess would send layers to whoever says nothing.
 - Deterministic: nodes are preferred by weight, then by id, never by when they joined.
 - A placement that is to be replaced is left only for one that is better by more than a sample's noise.
@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from services.master.allocator.arrangement import arranged, fits
+from services.master.allocator.arrangement import arranged
 from services.master.allocator.exact import EXACT_NODES_MAX, Best, Exact
 from services.master.allocator.problem import Problem
 from services.master.allocator.shortlist import many, windows
 from services.master.allocator.solution import Solution, solution
 from ullage.v1 import model_pb2
-
-__all__ = ["fits", "solve"]
 
 RUNNERS_UP_MAX: Final = 3
 
