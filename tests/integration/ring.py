@@ -95,23 +95,29 @@ class Ring:
         self._channel.close()
 
     def place(self, layers: Mapping[str, int], *, context_tokens: int = CONTEXT_TOKENS, concurrent: int = 1) -> None:
-        """Place the model with these layers on the nodes of these names."""
-        fixed = [model_pb2.FixedLayers(node_id=self.node_id(name), layers=count) for name, count in layers.items()]
-        spec = model_pb2.PlacementSpec(
-            model_id=MODEL, context_tokens=context_tokens, concurrent_sequences=concurrent, fixed_layers=fixed
-        )
+        """Place the model with these layers on the nodes of these names, once these can take it."""
         # A node that has just come back may not have been heard yet.
         deadline = time.monotonic() + 20
         while True:
             try:
-                request = placement_service_pb2.PlaceRequest(spec=spec)
-                self.instance = self._placement.Place(request, timeout=10).instance
+                self.place_once(layers, context_tokens=context_tokens, concurrent=concurrent)
             except grpc.RpcError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
             else:
                 return
+
+    def place_once(
+        self, layers: Mapping[str, int], *, context_tokens: int = CONTEXT_TOKENS, concurrent: int = 1
+    ) -> None:
+        """Ask for it once."""
+        fixed = [model_pb2.FixedLayers(node_id=self.node_id(name), layers=count) for name, count in layers.items()]
+        spec = model_pb2.PlacementSpec(
+            model_id=MODEL, context_tokens=context_tokens, concurrent_sequences=concurrent, fixed_layers=fixed
+        )
+        request = placement_service_pb2.PlaceRequest(spec=spec)
+        self.instance = self._placement.Place(request, timeout=10).instance
 
     def place_and_run(self, layers: Mapping[str, int], **asked: int) -> None:
         self.place(layers, **asked)
