@@ -123,6 +123,10 @@ def _shard_status_changed(body: event_pb2.ShardStatusChanged, _: Names) -> str:
         text += f" {100 * status.done_bytes // status.total_bytes} %"
     if status.HasField("resident_bytes"):
         text += f", {bytes_text(status.resident_bytes)} resident"
+    if status.HasField("over_grant_bytes"):
+        text += f", {bytes_text(status.over_grant_bytes)} over its promise"
+    if status.HasField("returned_bytes"):
+        text += f", {bytes_text(status.returned_bytes)} given back"
     return f"{text}: {status.failure.message}" if status.failure.message else text
 
 

@@ -77,6 +77,8 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
                     pass
             case "running", "grows":
                 self.held = b"\1" * (200 << 20)
+            case _:
+                pass
 
     async def Watch(
         self, request: shard_service_pb2.WatchRequest, context: Any
