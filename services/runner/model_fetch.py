@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +86,8 @@ class Fetcher:
         self._node_id = node_id
         self._models_dir = models_dir
         self._clock = clock
-        self._one_at_a_time = asyncio.Lock()
+        self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By digest: two shards of one model share a folder."""
 
     async def fetch(self, assignment: dispatch_service_pb2.Assignment, progress: Progress) -> Path:
         """The folder with what the shard needs. Raises FetchError."""
@@ -95,7 +97,7 @@ class Fetcher:
                 f"{assignment.model.model_id} is not on this node, nor on another that is known: "
                 "run `ullage models add` on one"
             )
-        async with self._one_at_a_time:
+        async with self._writing[assignment.model.digest]:
             fetch = _Fetch(assignment, PartialModel(self._models_dir, assignment.model), progress)
             try:
                 await asyncio.to_thread(fetch.folder.open)
