@@ -11,7 +11,7 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -160,11 +160,11 @@ class Budgets:
 
     def row(self, node_id: str) -> int:
         """The row of a node that is there."""
-        return self._rows[node_id]
+        return self.survey.rows[node_id]
 
     def room_of(self, node_id: str) -> int:
         """What a shard may take of one node."""
-        return int(self.room_bytes[self._rows[node_id]])
+        return int(self.room_bytes[self.survey.rows[node_id]])
 
     @cached_property
     def demands(self) -> list[Demand]:
@@ -314,7 +314,7 @@ class Budgets:
 
     def _named(self, node_ids: Collection[str]) -> Bools:
         named = np.zeros(len(self), dtype=np.bool_)
-        named[[self._rows[node_id] for node_id in node_ids if node_id in self._rows]] = True
+        named[[self.survey.rows[node_id] for node_id in node_ids if node_id in self.survey.rows]] = True
         return named
 
     @cached_property
@@ -329,10 +329,6 @@ class Budgets:
                     credit.unsettled[row] += shard.unsettled_bytes
                     credit.held[row] += shard.held_bytes
         return credit
-
-    @cached_property
-    def _rows(self) -> Mapping[str, int]:
-        return self.survey.rows
 
 
 def _figure(column: Known, row: int) -> int | None:

@@ -105,6 +105,11 @@ class Demand:
         return np.array([float(each) for each in self.layer_sums])
 
     @cached_property
+    def layer_ints(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """`layer_sums` to search in; for sums of 64 bits."""
+        return np.array(self.layer_sums, dtype=np.int64)
+
+    @cached_property
     def prompt_flops(self) -> Sums:
         """What the prompt costs the first i layers for each token of the answer."""
         share = self.prompt_tokens * FLOPS_PER_PARAMETER / ANSWER_TOKENS

@@ -18,7 +18,7 @@ from services.master.allocator.wording import counted, size
 from ullage.v1 import model_pb2, node_pb2
 
 
-NODES_SHOWN_MAX: Final = 128
+NODES_SHOWN_MAX: Final = 64
 """Of how many nodes a decision keeps the budget: of more, those it could have used most, and how many it left out."""
 
 

@@ -14,10 +14,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
 from services.master.allocator.demand import Demand, Sums
+
+INT64_MAX: Final = 2**63 - 1
+"""Sums beyond this are searched as Python's own numbers: only absurd models get there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,14 +140,10 @@ class Candidate:
         """For each start the end of the longest range that fits between two others."""
         sums = self.demand.layer_sums
         room = self.room_bytes - self.demand.working_bytes
-        farthest = []
-        end = 0
-        for start in range(self.layers):
-            end = max(end, start)
-            while end < self.layers and sums[end + 1] - sums[start] <= room:
-                end += 1
-            farthest.append(end)
-        return tuple(farthest)
+        if sums[-1] + max(0, room) <= INT64_MAX:
+            reached = np.searchsorted(self.demand.layer_ints, self.demand.layer_ints[:-1] + room, side="right") - 1
+            return tuple(np.maximum(reached, np.arange(self.layers)).tolist())
+        return tuple(max(start, bisect_right(sums, sums[start] + room) - 1) for start in range(self.layers))
 
     @cached_property
     def _starts(self) -> int:

@@ -91,11 +91,8 @@ class Survey:
     blocked: Mapping[int, frozenset[str]]
     """By row, the nodes that it tried and did not reach; only of nodes that miss some."""
     instances: Mapping[str, InstanceRecord]
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """Each node's row."""
-        return {node_id: row for row, node_id in enumerate(self.node_ids)}
+    rows: Mapping[str, int]
+    """Each node's row."""
 
 
 @dataclass(eq=False)
@@ -107,6 +104,7 @@ class Roster:
     _node_ids: list[str] = field(default_factory=list)
     _names: list[str] = field(default_factory=list)
     _friendly_names: list[str] = field(default_factory=list)
+    _rows: dict[str, int] = field(default_factory=dict)
     _seen: list[int] = field(default_factory=list)
     """The `changed_at` at which each row was taken over."""
     _membership_seen: int = -1
@@ -146,6 +144,7 @@ class Roster:
             links=self._links,
             blocked=dict(self._blocked),
             instances=self.state.instances,
+            rows=self._rows,
         )
 
     def _refresh(self) -> None:
@@ -177,6 +176,7 @@ class Roster:
         """Begin again with the nodes that there are now."""
         self._node_ids = sorted(self.state.nodes)
         self._records = [self.state.nodes[node_id] for node_id in self._node_ids]
+        self._rows = {node_id: row for row, node_id in enumerate(self._node_ids)}
         self._seen = [-1] * len(self._records)
         self._membership_seen = self.state.membership_changed_at
         self._ints = np.zeros((10, len(self._records)), dtype=np.int64)

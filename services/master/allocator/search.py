@@ -20,7 +20,7 @@ from typing import Final
 from services.master.allocator.arrangement import arranged
 from services.master.allocator.exact import EXACT_NODES_MAX, Best, Exact
 from services.master.allocator.problem import Problem
-from services.master.allocator.shortlist import many, windows
+from services.master.allocator.shortlist import proposals
 from services.master.allocator.solution import Solution, solution
 from ullage.v1 import model_pb2
 
@@ -125,13 +125,13 @@ def _as_good(found: Solution, best: Best, aim: Aim) -> bool:
 
 
 def _proposed(problem: Problem, aim: Aim) -> Iterable[Solution]:
-    """Solutions among many candidates, from the windows that are worth weighing whole."""
-    for window in windows(problem, timed=aim.timed, size=aim.size):
-        yield from _weighed(problem.among(window), aim)
-    for order in many(problem, timed=aim.timed, size=aim.size):
-        solved = solution(problem, order, timed=aim.timed, bottleneck=aim.bottleneck)
-        if solved is not None:
-            yield solved
+    """Solutions among many candidates: each proposal weighed whole, or in its order where it is too large for that."""
+    for proposal in proposals(problem, timed=aim.timed, size=aim.size):
+        if len(proposal) <= EXACT_NODES_MAX:
+            yield from _weighed(problem.among(proposal), aim)
+        else:
+            solved = solution(problem, proposal, timed=aim.timed, bottleneck=aim.bottleneck)
+            yield from [solved] if solved is not None else []
 
 
 def _digits(seconds: float) -> float:

@@ -25,19 +25,14 @@ POINTS_OF_VIEW: Final = 3
 """From how many nodes the ways are looked at where they differ."""
 
 
-def windows(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
-    """Sets of at most EXACT_NODES_MAX candidates."""
+def proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
+    """Sets of candidates that may be the best; those of more than EXACT_NODES_MAX in an order, from first to last."""
     seen: set[Members] = set()
     for proposal in _proposals(problem, timed=timed, size=size):
-        window = _filled(problem, proposal, timed=timed)
-        if len(proposal) <= EXACT_NODES_MAX and window not in seen:
+        window = _filled(problem, proposal, timed=timed) if len(proposal) <= EXACT_NODES_MAX else proposal
+        if window not in seen:
             seen.add(window)
             yield window
-
-
-def many(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
-    """Orders of more candidates than that."""
-    return (each for each in _proposals(problem, timed=timed, size=size) if len(each) > EXACT_NODES_MAX)
 
 
 def _proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:

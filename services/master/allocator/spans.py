@@ -7,7 +7,6 @@ Rules this module lives by:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +15,7 @@ import numpy as np
 from services.master.allocator.ranges import Candidate
 
 Costs = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Boundaries = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +30,9 @@ class Span:
     first: Costs
     """As the first of several, up to each boundary."""
     alone: float
-    lows: tuple[int, ...]
+    lows: Boundaries
     """For each boundary, the lowest from which the layers up to it fit between two others."""
-    highs: tuple[int, ...]
+    highs: Boundaries
     """The highest such; below the lowest where there is none."""
     last_low: int
     last_high: int
@@ -62,7 +62,7 @@ class Span:
 
     def start_of(self, base: Costs, end: int, *, bottleneck: bool) -> int:
         """Where an inner range that ends at `end` begins at the least cost, in one row."""
-        low, high = self.lows[end], self.highs[end] + 1
+        low, high = int(self.lows[end]), int(self.highs[end]) + 1
         stages = self.sums[end] - self.sums[low:high]
         return low + int(self._joined(base[low:high], stages, bottleneck=bottleneck).argmin())
 
@@ -78,27 +78,26 @@ class Span:
     def _stages(self) -> Costs:
         """The cost of a range by its start and end, infinite where it does not fit."""
         starts = np.arange(self.layers + 1)[:, None]
-        fits = (starts >= np.array(self.lows)) & (starts <= np.array(self.highs))
+        fits = (starts >= self.lows) & (starts <= self.highs)
         return np.where(fits, self.sums[None, :] - self.sums[:, None], np.inf)
 
     @cached_property
     def _widest(self) -> int:
-        return max(1, *(high - low + 1 for low, high in zip(self.lows, self.highs, strict=True)))
+        return max(1, int((self.highs - self.lows).max()) + 1)
 
     @cached_property
-    def _windows(self) -> tuple[np.ndarray[tuple[int], np.dtype[np.intp]], np.ndarray[tuple[int], np.dtype[np.intp]]]:
+    def _windows(self) -> tuple[Boundaries, Boundaries]:
         """For each boundary two columns of the table of minima of `inner`, which together cover its starts."""
-        offsets, columns = [0], self.layers + 1
-        while (width := 1 << (len(offsets) - 1)) <= self._widest // 2:
-            offsets.append(offsets[-1] + columns)
+        starts, columns = [0], self.layers + 1
+        while (width := 1 << (len(starts) - 1)) <= self._widest // 2:
+            starts.append(starts[-1] + columns)
             columns -= width
-        nothing = offsets[-1] + columns
-        left, right = [], []
-        for low, high in zip(self.lows, self.highs, strict=True):
-            power = (high - low + 1).bit_length() - 1
-            left.append(offsets[power] + low if low <= high else nothing)
-            right.append(offsets[power] + high + 1 - (1 << power) if low <= high else nothing)
-        return np.array(left), np.array(right)
+        nothing = starts[-1] + columns
+        counts = np.maximum(1, self.highs - self.lows + 1)
+        powers = np.frexp(counts)[1] - 1
+        offsets, there = np.array(starts)[powers], self.lows <= self.highs
+        left = np.where(there, offsets + self.lows, nothing)
+        return left, np.where(there, offsets + self.highs + 1 - (1 << powers), nothing)
 
 
 def span(candidate: Candidate, *, timed: bool) -> Span:
@@ -122,14 +121,15 @@ def span(candidate: Candidate, *, timed: bool) -> Span:
     )
 
 
-def _inner_starts(candidate: Candidate) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _inner_starts(candidate: Candidate) -> tuple[Boundaries, Boundaries]:
     """For each boundary the lowest and the highest start of a range between two others that ends there."""
-    farthest, fixed = candidate.farthest, candidate.layers_fixed
-    lows, highs = [1] * (candidate.layers + 1), [0] * (candidate.layers + 1)
-    for end in range(2, candidate.layers):
-        low = max(1, bisect_left(farthest, end))
-        if fixed is None:
-            lows[end], highs[end] = low, end - 1
-        elif low <= end - fixed < end:
-            lows[end] = highs[end] = end - fixed
-    return tuple(lows), tuple(highs)
+    ends = np.arange(candidate.layers + 1)
+    # The first start from which so many layers fit: how far one gets never falls with the start.
+    lows = np.maximum(1, np.searchsorted(candidate.farthest, ends))
+    highs = ends - 1
+    if candidate.layers_fixed is not None:
+        highs = ends - candidate.layers_fixed
+        lows = np.where(lows <= highs, highs, ends)
+    lows[0], highs[0] = 1, 0
+    lows[-1], highs[-1] = 1, 0
+    return lows, highs
