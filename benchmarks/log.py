@@ -21,7 +21,8 @@ from benchmarks.row import Row
 from services import log_format, rpc
 from services.clock import SystemClock
 from services.master import log_file
-from services.master.event_log import Append, Commit, EventLog, LogReader
+from services.master.event_log import Append, Commit, EventLog
+from services.master.log_reader import LogReader
 from services.master.replay import fold
 from services.master.state import State, apply_fact
 from ullage.v1 import event_pb2, node_pb2, telemetry_service_pb2, telemetry_service_pb2_grpc

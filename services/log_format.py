@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -92,10 +92,10 @@ def event(row: Row) -> event_pb2.RecordedEvent:
     return recorded(row.sequence, row.recorded_at_ns, row.source, row.source_sequence, stored)
 
 
-def facts(first: int, crcs: Sequence[int], payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
-    """`fact` for many rows in a row, the first of which is numbered `first`; nothing is yielded if one is corrupt."""
+def facts(sequences: Sequence[int], crcs: Sequence[int], payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
+    """`fact` for many rows; nothing is yielded if one is corrupt."""
     if list(map(zlib.crc32, payloads)) != list(crcs):
-        for sequence, (crc, payload) in enumerate(zip(crcs, payloads, strict=True), first):
+        for sequence, crc, payload in zip(sequences, crcs, payloads, strict=True):
             fact(sequence, crc, payload)
     return map(event_pb2.Fact.FromString, payloads)
 
@@ -107,3 +107,12 @@ def chain_hash(before: bytes, rows: Sequence[StoredRow]) -> bytes:
         numbers += row[:6]
     packed = struct.pack(f"<{len(numbers)}q", *numbers)
     return hashlib.sha256(before + packed + b"".join([row[6] for row in rows])).digest()
+
+
+def seal(commit: bytes, rows: Iterable[StoredRow]) -> bytes:
+    """The hash of what is left of a compacted range: over the hash of the commit it ends with, then each row."""
+    hashed = hashlib.sha256(commit)
+    for row in rows:
+        hashed.update(struct.pack("<6q", *row[:6]))
+        hashed.update(row[6])
+    return hashed.digest()

@@ -24,7 +24,7 @@ from services.clock import Clock
 from services.master import errors
 from services.master.event_log import Append, Commit, EventLog, NumberedFact, ReadOnlyLog
 from services.master.liveness import Bounds, fallen, liveness
-from services.master.replay import fold
+from services.master.replay import fold, nearest
 from services.master.state import NodeRecord, State, apply_fact
 from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
 
@@ -132,6 +132,11 @@ class Cluster:
     async def replay(self) -> None:
         """Make the state what the log says, letting the event loop live meanwhile. Before anything else."""
         self.head_sequence = self.log.head()
+        made_at = max(self.log.checkpoint_sequences(), default=0)
+        if made_at > self.head_sequence:
+            lost = f"it is missing, and a checkpoint was made at {made_at}"
+            raise log_format.CorruptEventError(self.head_sequence + 1, lost)
+        self.state = await asyncio.to_thread(nearest, self.log, self.head_sequence)
         for _ in fold(self.log, self.state, self.head_sequence):
             await asyncio.sleep(0)
         self.replaying = False

@@ -7,30 +7,34 @@ Rules this module lives by:
   transaction that stores the rest.
 - Nobody waits for ever: a commit that fails fails everybody in it. A full disk is tried again with the next
   append; any other failure of the writer is final.
-- Readers read a page and let go: an open read transaction keeps the WAL from being emptied.
+- What else is to be written, checkpoints and what becomes of old samples, is done by the same thread between two
+  commits, a little at a time.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import queue
 import sqlite3
 import threading
 from asyncio import Future
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from services import log_format
 from services.clock import Clock
 from services.master import errors, log_file
+from services.master.log_head import Head, HeadFile, head_path, read_head
 from services.master.log_lock import LogLock
+from services.master.log_reader import LogReader, head
 from ullage.v1 import event_pb2
 
 NumberedFact: TypeAlias = tuple[int, event_pb2.Fact]
@@ -56,10 +60,7 @@ _INSERTS: Final = {
 """The statement that inserts so many rows; for powers of two, so that a handful of them serve every length."""
 
 _INSERT_HASH: Final = "INSERT INTO chain (seq, hash) VALUES (?, ?)"
-_SELECT: Final = (
-    "SELECT e.seq, e.recorded_at_ns, e.kind, s.name, e.source_seq, e.crc, e.payload "
-    "FROM events e JOIN sources s ON s.id = e.source WHERE e.seq BETWEEN ? AND ?"
-)
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -96,61 +97,33 @@ class Commit:
     """The writer has ended: nothing can be stored any more."""
 
 
+class Chore(Generic[T]):
+    """Something else for the writer to do, and what came of it."""
+
+    def __init__(self, work: Callable[[Connection], T]) -> None:
+        self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.facts: Sequence[NumberedFact] = ()
+        self._work = work
+
+    def attempt(self, connection: Connection) -> None:
+        """Do it."""
+        try:
+            with connection.begin():
+                result = self._work(connection)
+        except Exception as error:  # Whoever waits must be told, whatever it is.
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(result)
+
+    def give_up(self, error: Exception) -> None:
+        """Tell whoever waits that it will not be done."""
+        self.done.set_exception(error)
+
+
 class _Source(NamedTuple):
     number: int
     name: str
     last_sequence: int
-
-
-class LogReader:
-    """Reads a log's rows by ranges. Safe from any thread; each call is one short transaction."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def head(self) -> int:
-        """The last sequence, 0 in an empty log."""
-        with self._engine.connect() as connection:
-            return _head(connection)
-
-    def read(
-        self, first: int, last: int, *, kinds: Collection[int] = (), descending: bool = False
-    ) -> list[log_format.Row]:
-        """The rows numbered `first` to `last`, both included, of these kinds or of all."""
-        statement = _SELECT
-        if kinds:
-            statement += f" AND e.kind IN ({', '.join(str(int(kind)) for kind in sorted(kinds))})"
-        statement += f" ORDER BY e.seq {'DESC' if descending else 'ASC'}"
-        with self._engine.connect() as connection:
-            return [log_format.Row(*row) for row in connection.exec_driver_sql(statement, (first, last))]
-
-    def read_facts(self, first: int, last: int) -> list[tuple[int, int, bytes]]:
-        """recorded_at_ns, crc and payload of the rows numbered `first` to `last`: all that a replay needs.
-
-        Raises CorruptEventError when one of them is not there.
-        """
-        with self._engine.connect() as connection:
-            result = connection.exec_driver_sql(
-                "SELECT recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, last)
-            )
-            # The driver's own tuples, without SQLAlchemy's row around each: a replay reads millions.
-            rows = list(result.cursor.fetchall())
-            if len(rows) != last - first + 1:
-                raise log_format.CorruptEventError(_first_missing(connection, first), "it is missing")
-            return rows
-
-    def first_since(self, recorded_at_ns: int) -> int | None:
-        """The first sequence recorded at that time or later, None when there is none yet."""
-        with self._engine.connect() as connection:
-            sequence: int | None = connection.exec_driver_sql(
-                "SELECT seq FROM events WHERE recorded_at_ns >= ? ORDER BY seq LIMIT 1", (recorded_at_ns,)
-            ).scalar()
-            return sequence
-
-    def sources(self) -> dict[str, int]:
-        """The last stored source_sequence of every source."""
-        with self._engine.connect() as connection:
-            return {name: last for name, last in connection.exec_driver_sql("SELECT name, last_seq FROM sources")}  # noqa: C416 - mypy knows these to be pairs
 
 
 class ReadOnlyLog(LogReader):
@@ -185,13 +158,16 @@ class EventLog(LogReader):
             path.parent.mkdir(parents=True, exist_ok=True)
             opened.callback(LogLock(path).release)
             log_file.prepare(path)
+            head_file = HeadFile(path)
+            opened.callback(head_file.close)
             writing, reading = log_file.writing_engine(path), log_file.reading_engine(path)
             # The last connection to close empties the WAL into the file: the writer's.
             opened.callback(writing.dispose)
             connection = opened.enter_context(writing.connect())
             opened.callback(reading.dispose)
             super().__init__(reading)
-            self._writer = _Writer(connection, clock, deliver)
+            _refuse_shortened(path, connection)
+            self._writer = _Writer(connection, clock, deliver, head_file)
             self._opened = opened.pop_all()
 
     def append(self, append: Append) -> None:
@@ -200,6 +176,15 @@ class EventLog(LogReader):
         Raises Unavailable when too much waits already, or the log is closed.
         """
         self._writer.put(append)
+
+    def do(self, work: Callable[[Connection], T]) -> concurrent.futures.Future[T]:
+        """Have `work` done in a transaction of its own, after what was appended before it.
+
+        It keeps everybody waiting meanwhile, so it is short. Its failure is its caller's alone. Raises as `append`.
+        """
+        chore = Chore(work)
+        self._writer.put(chore)
+        return chore.done
 
     def close(self) -> None:
         """Store what waits, and let go of the file."""
@@ -210,30 +195,34 @@ class EventLog(LogReader):
 class _Writer:
     """The thread that owns the writing connection, the sequence and the hash chain."""
 
-    def __init__(self, connection: Connection, clock: Clock, deliver: Callable[[Commit], object]) -> None:
+    def __init__(
+        self, connection: Connection, clock: Clock, deliver: Callable[[Commit], object], head_file: HeadFile
+    ) -> None:
         self._connection = connection
         self._clock = clock
         self._deliver = deliver
-        self._queue: queue.SimpleQueue[Append | None] = queue.SimpleQueue()
+        self._head_file = head_file
+        self._queue: queue.SimpleQueue[Append | Chore[Any] | None] = queue.SimpleQueue()
+        self._put_back: Chore[Any] | None = None
         self._facts_queued = 0
         self._lock = threading.Lock()
         self._ended = False
         with connection.begin():
-            self._sequence = _head(connection)
+            self._sequence = head(connection)
             self._hash = _last_hash(connection)
             rows = connection.exec_driver_sql("SELECT id, name, last_seq FROM sources")
             self._sources = {row[1]: _Source(*row) for row in rows}
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
         self._thread.start()
 
-    def put(self, append: Append) -> None:
+    def put(self, asked: Append | Chore[Any]) -> None:
         with self._lock:
             if self._ended:
                 raise errors.Unavailable("the log is closed: the master is stopping")
-            if self._facts_queued + len(append.facts) > QUEUE_FACTS_MAX:
+            if self._facts_queued + len(asked.facts) > QUEUE_FACTS_MAX:
                 raise errors.Unavailable("more facts wait for the disk than it can take: try again later")
-            self._facts_queued += len(append.facts)
-            self._queue.put(append)
+            self._facts_queued += len(asked.facts)
+            self._queue.put(asked)
 
     def stop(self) -> None:
         with self._lock:
@@ -243,19 +232,23 @@ class _Writer:
 
     def _run(self) -> None:
         failure: errors.MasterError | None = None
-        while (appends := self._take()) is not None:
+        while (taken := self._take()) is not None:
+            if isinstance(taken, Chore):
+                taken.attempt(self._connection) if failure is None else taken.give_up(failure)
+                continue
             if failure is None:
-                commit = self._attempt(appends)
+                commit = self._attempt(taken)
                 failure = commit.error if commit.fatal else None
             else:
-                commit = Commit(appends, error=failure, fatal=True)
+                commit = Commit(taken, error=failure, fatal=True)
             self._deliver(commit)
 
-    def _take(self) -> list[Append] | None:
-        """What is queued, up to a full transaction; None at the end."""
-        first = self._queue.get()
-        if first is None:
-            return None
+    def _take(self) -> list[Append] | Chore[Any] | None:
+        """What is queued, up to a full transaction, or what else is to be done; None at the end."""
+        first = self._put_back or self._queue.get()
+        self._put_back = None
+        if first is None or isinstance(first, Chore):
+            return first
         appends = [first]
         facts = len(first.facts)
         while facts < COMMIT_FACTS_MAX:
@@ -265,6 +258,9 @@ class _Writer:
                 break
             if following is None:
                 self._queue.put(None)  # Seen again, once this is stored.
+                break
+            if isinstance(following, Chore):
+                self._put_back = following
                 break
             appends.append(following)
             facts += len(following.facts)
@@ -295,6 +291,7 @@ class _Writer:
                     self._connection.exec_driver_sql(_UPSERT_SOURCE, source)
                 _insert(self._connection, draft.rows)
                 self._connection.exec_driver_sql(_INSERT_HASH, (draft.sequence, digest))
+            self._head_file.write(Head(draft.sequence, digest))
             self._sequence, self._hash = draft.sequence, digest
             self._sources.update(draft.sources)
         return Commit(appends)
@@ -354,19 +351,25 @@ def _insert(connection: Connection, rows: Sequence[log_format.StoredRow]) -> Non
         start += count
 
 
-def _head(connection: Connection) -> int:
-    sequence: int = connection.exec_driver_sql("SELECT coalesce(max(seq), 0) FROM events").scalar_one()
-    return sequence
-
-
-def _first_missing(connection: Connection, first: int) -> int:
-    """The first sequence from `first` on that has no row."""
-    for expected, (sequence,) in enumerate(
-        connection.exec_driver_sql("SELECT seq FROM events WHERE seq >= ? ORDER BY seq", (first,)), first
-    ):
-        if sequence != expected:
-            return expected
-    return _head(connection) + 1
+def _refuse_shortened(path: Path, connection: Connection) -> None:
+    """Raise LogFileError when the log does not hold what was last acknowledged."""
+    acknowledged = read_head(path)
+    if acknowledged is None:
+        return
+    remedy = f"restore a backup, or remove {head_path(path).name} beside it to go on with what is there"
+    with connection.begin():
+        ends_at = head(connection)
+        stored = connection.exec_driver_sql("SELECT hash FROM chain WHERE seq = ?", (acknowledged.sequence,)).scalar()
+    if ends_at < acknowledged.sequence:
+        raise log_file.LogFileError(
+            f"{path} ends at sequence {ends_at}, but {acknowledged.sequence} was acknowledged: its -wal is missing or "
+            f"damaged, or this is an older copy; {remedy}"
+        )
+    if acknowledged.sequence and stored != acknowledged.digest:
+        raise log_file.LogFileError(
+            f"{path} is not the log that was acknowledged up to sequence {acknowledged.sequence}: its history differs "
+            f"there; {remedy}"
+        )
 
 
 def _last_hash(connection: Connection) -> bytes:

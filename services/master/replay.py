@@ -1,29 +1,44 @@
-"""Folding the log into a state, page by page."""
+"""Folding the log into a state, page by page, from the latest checkpoint or from the beginning."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
-from typing import Final
 
-from services import log_format
-from services.master.event_log import LogReader
+import structlog
+
+from services.master.checkpoint import RELEASE, restored
+from services.master.log_reader import LogReader
 from services.master.state import State, apply_fact
 
-PAGE_EVENTS: Final = 2048
-"""Events between two breaths: some milliseconds."""
+log = structlog.get_logger()
 
 
-def fold(log: LogReader, state: State, last: int) -> Iterator[int]:
+def fold(reader: LogReader, state: State, last: int) -> Iterator[int]:
     """Apply what follows `state`'s sequence, up to `last`, yielding the sequence reached after each page.
 
     Raises CorruptEventError at the first event that is not there or not what was stored.
     """
     while state.sequence < last:
-        first = state.sequence + 1
-        page = log.read_facts(first, min(last, state.sequence + PAGE_EVENTS))
-        times, crcs, payloads = zip(*page, strict=True)
-        facts = log_format.facts(first, crcs, payloads)
-        for sequence, recorded_at_ns, fact in zip(count(first), times, facts, strict=False):
+        page = reader.read_page(state.sequence + 1, last)
+        for sequence, recorded_at_ns, fact in zip(page.sequences, page.times_ns, page.facts(), strict=True):
             apply_fact(state, sequence, recorded_at_ns, fact)
+        state.sequence = page.reached
         yield state.sequence
+
+
+def nearest(reader: LogReader, last: int) -> State:
+    """The state at the latest checkpoint up to `last` that this release made; an empty one where there is none."""
+    for made in reader.checkpoints(last):
+        if made.ullage_version == RELEASE:
+            return restored(made)
+    if reader.checkpoint_sequences():
+        log.info("no checkpoint of this release up to there: replaying from the beginning", sequence=last)
+    return State()
+
+
+def state_at(reader: LogReader, sequence: int) -> State:
+    """The state at `sequence`. Raises CorruptEventError as `fold` does."""
+    state = nearest(reader, sequence)
+    for _ in fold(reader, state, sequence):
+        pass
+    return state

@@ -1,6 +1,7 @@
 """The log's tables. `migrations/` builds the same ones step by step; a test holds the two together.
 
-Events and chain are append-only: the first migration also makes triggers that refuse UPDATE and DELETE.
+Events, chain and compacted are append-only: the migrations also make triggers that refuse UPDATE and DELETE. But
+for samples at or below the mark (the greatest last_seq of compacted), and the hashes of commits there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ sources = Table(
 events = Table(
     "events",
     metadata,
-    # 1, 2, 3 ...: the writer counts, so that there are no gaps.
+    # 1, 2, 3 ...: the writer counts, so that there are no gaps but where samples were compacted away.
     Column("seq", Integer, primary_key=True, autoincrement=False),
     Column("recorded_at_ns", Integer, nullable=False),
     # The fact's field number in event.proto; 0 where this release knows none.
@@ -41,5 +42,25 @@ chain = Table(
     # The last event of a commit, and the hash over it, all before it in the commit, and the hash before.
     Column("seq", Integer, ForeignKey("events.seq"), primary_key=True, autoincrement=False),
     Column("hash", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    # The sequence whose state it folds to; a Checkpoint of event.proto, and a crc32 over its bytes.
+    Column("seq", Integer, primary_key=True, autoincrement=False),
+    Column("crc", Integer, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+
+compacted = Table(
+    "compacted",
+    metadata,
+    # The ranges in which samples may be missing, in the order in which they were compacted.
+    Column("id", Integer, primary_key=True),
+    Column("first_seq", Integer, nullable=False),
+    Column("last_seq", Integer, nullable=False),
     sqlite_strict=True,
 )

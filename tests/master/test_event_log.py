@@ -23,6 +23,7 @@ from services.master import errors, log_file, tables
 from services.master.cluster import Cluster, attached, opened
 from services.master.event_log import Append, Commit, EventLog, ReadOnlyLog
 from services.master.log_file import LogFileError
+from services.master.log_head import head_path
 from services.master.log_lock import LogLockedError
 from services.master.replay import fold
 from services.master.state import State
@@ -158,7 +159,38 @@ def test_a_lost_end_of_the_log_is_found(log_path: Path, clock: FakeClock) -> Non
     raw.execute("DELETE FROM events WHERE seq = 3")
     raw.commit()
     raw.close()
+    with pytest.raises(LogFileError, match="ends at sequence 2, but 3 was acknowledged: its -wal is missing"):
+        EventLog(log_path, clock, lambda commit: None)
+    head_path(log_path).unlink()
     with pytest.raises(CorruptEventError, match="event 2 is corrupt: the last commit does not match its hash"):
+        EventLog(log_path, clock, lambda commit: None)
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+async def test_a_log_without_its_wal_or_with_a_damaged_one_is_refused(
+    damage: str, log_path: Path, clock: FakeClock, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    async with opened(log_path, clock) as cluster:
+        for number in range(50):
+            await cluster.append(memory_sampled(f"n{number}"))
+        for path in log_path.parent.iterdir():
+            shutil.copyfile(path, folder / path.name)
+    wal = folder / "events.db-wal"
+    content = bytearray(wal.read_bytes())
+    content[len(content) // 2] ^= 1
+    wal.unlink() if damage == "missing" else wal.write_bytes(content)
+    with pytest.raises(LogFileError, match=r"ends at sequence \d+, but 50 was acknowledged"):
+        EventLog(folder / "events.db", clock, lambda commit: None)
+
+
+def test_another_log_in_place_of_the_one_that_was_acknowledged_is_refused(log_path: Path, clock: FakeClock) -> None:
+    other = log_path.parent / "other.db"
+    write(log_path, [memory_sampled("a")])
+    write(other, [memory_sampled("b")], [memory_sampled("c")])
+    other.replace(log_path)
+    with pytest.raises(LogFileError, match="is not the log that was acknowledged up to sequence 1"):
         EventLog(log_path, clock, lambda commit: None)
 
 
@@ -205,7 +237,7 @@ def test_the_migrations_make_the_tables(log_path: Path) -> None:
 
 def _table_sql(rows: Iterable[Any]) -> dict[str, str]:
     """What makes each of our tables, STRICT and all, which alembic's comparison does not look at."""
-    return {name: " ".join(sql.split()) for name, sql in rows if name in {"events", "sources", "chain"}}
+    return {name: " ".join(sql.split()) for name, sql in rows if name in tables.metadata.tables}
 
 
 async def test_every_commit_is_hashed_over_the_one_before(log_path: Path, clock: FakeClock) -> None:

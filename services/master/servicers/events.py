@@ -11,7 +11,7 @@ from services.master import errors, view
 from services.master.allocator import place
 from services.master.cluster import Cluster, Subscription
 from services.master.event_filter import EventFilter
-from services.master.replay import fold
+from services.master.replay import state_at
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
 from services.master.state import State
@@ -131,13 +131,7 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
         if sequence > head:
             raise errors.OutOfRange(f"there is no sequence {sequence} yet: the log ends at {head}")
         async with self._replays:
-            return await asyncio.to_thread(self._replayed, sequence)
-
-    def _replayed(self, sequence: int) -> State:
-        state = State()
-        for _ in fold(self._cluster.log, state, sequence):
-            pass
-        return state
+            return await asyncio.to_thread(state_at, self._cluster.log, sequence)
 
     async def _start(self, request: event_service_pb2.FollowRequest) -> int:
         """The first sequence a follower is to get, if it passes."""

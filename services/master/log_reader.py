@@ -1,0 +1,233 @@
+"""Reads the log: its rows by ranges, and its checkpoints.
+
+Rules this module lives by:
+- A page is read and let go of: an open read transaction keeps the WAL from being emptied.
+- Rows may be missing at or below the mark, where samples were compacted away, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from sqlalchemy import Connection, Engine
+
+from services import log_format
+from ullage.v1 import event_pb2
+
+PAGE_EVENTS: Final = 2048
+"""Events in a page: some milliseconds."""
+
+_SELECT: Final = (
+    "SELECT e.seq, e.recorded_at_ns, e.kind, s.name, e.source_seq, e.crc, e.payload "
+    "FROM events e JOIN sources s ON s.id = e.source WHERE e.seq BETWEEN ? AND ?"
+)
+
+
+class Range(NamedTuple):
+    """A range of sequences in which samples may be missing, both ends included."""
+
+    first: int
+    last: int
+
+
+class Page(NamedTuple):
+    """Rows for a replay, by columns, and the sequence up to which there are no more."""
+
+    reached: int
+    sequences: Sequence[int]
+    times_ns: Sequence[int]
+    crcs: Sequence[int]
+    payloads: Sequence[bytes]
+
+    def facts(self) -> Iterator[event_pb2.Fact]:
+        """The fact of each row. Raises CorruptEventError when one is not what was stored."""
+        return log_format.facts(self.sequences, self.crcs, self.payloads)
+
+
+class LogReader:
+    """Reads a log's rows by ranges. Safe from any thread; each call is one short transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        with engine.connect() as connection:
+            names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars()
+            # A log of an older release that is only read has not been migrated.
+            self._has_retention = "compacted" in set(names)
+
+    def head(self) -> int:
+        """The last sequence, 0 in an empty log."""
+        with self._engine.connect() as connection:
+            return head(connection)
+
+    def mark(self) -> int:
+        """The sequence up to which samples may be missing; 0 in a log that was never compacted."""
+        if not self._has_retention:
+            return 0
+        with self._engine.connect() as connection:
+            return _mark(connection)
+
+    def compacted(self) -> list[Range]:
+        """The ranges in which samples may be missing, in the order in which they were compacted."""
+        if not self._has_retention:
+            return []
+        with self._engine.connect() as connection:
+            rows = connection.exec_driver_sql("SELECT first_seq, last_seq FROM compacted ORDER BY id")
+            return [Range(*row) for row in rows]
+
+    def read(
+        self,
+        first: int,
+        last: int,
+        *,
+        kinds: Collection[int] = (),
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[log_format.Row]:
+        """The rows numbered `first` to `last`, both included, of these kinds or of all; at most `limit`."""
+        statement = _SELECT
+        if kinds:
+            statement += f" AND e.kind IN ({', '.join(str(int(kind)) for kind in sorted(kinds))})"
+        statement += f" ORDER BY e.seq {'DESC' if descending else 'ASC'}"
+        if limit is not None:
+            statement += f" LIMIT {limit}"
+        with self._engine.connect() as connection:
+            return [log_format.Row(*row) for row in connection.exec_driver_sql(statement, (first, last))]
+
+    def read_page(self, first: int, last: int) -> Page:
+        """The next rows from `first` on, up to `last`: all that a replay needs of them.
+
+        Raises CorruptEventError when one is not there that was not compacted away.
+        """
+        end = min(last, first + PAGE_EVENTS - 1)
+        with self._engine.connect() as connection:
+            result = connection.exec_driver_sql(
+                "SELECT recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, end)
+            )
+            # The driver's own tuples, without SQLAlchemy's row around each: a replay reads millions.
+            rows = result.cursor.fetchall()
+            if len(rows) == end - first + 1:
+                return Page(end, range(first, end + 1), *zip(*rows, strict=True))
+            return self._sparse_page(connection, first, last)
+
+    def _sparse_page(self, connection: Connection, first: int, last: int) -> Page:
+        rows = connection.exec_driver_sql(
+            "SELECT seq, recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+            (first, last, PAGE_EVENTS),
+        ).fetchall()
+        reached = rows[-1][0] if len(rows) == PAGE_EVENTS else last
+        # Asked after the rows: it is moved before the first of them goes.
+        mark = _mark(connection) if self._has_retention else 0
+        there = {row[0] for row in rows}
+        missing = next((each for each in range(max(first, mark + 1), reached + 1) if each not in there), None)
+        if missing is not None:
+            raise log_format.CorruptEventError(missing, "it is missing")
+        return Page(reached, *zip(*rows, strict=True)) if rows else Page(reached, (), (), (), ())
+
+    def checkpoint(self, last: int) -> event_pb2.Checkpoint | None:
+        """The latest checkpoint at or below `last` that is what was stored; None when there is none."""
+        return next(self.checkpoints(last), None)
+
+    def checkpoints(self, last: int) -> Iterator[event_pb2.Checkpoint]:
+        """The checkpoints at or below `last`, the latest first, but for those that are damaged."""
+        for sequence in self.checkpoint_sequences():
+            if sequence <= last and (whole := self._checkpoint(sequence)) is not None:
+                yield whole
+
+    def checkpoint_sequences(self) -> list[int]:
+        """Where there are checkpoints, the latest first."""
+        if not self._has_retention:
+            return []
+        with self._engine.connect() as connection:
+            return list(connection.exec_driver_sql("SELECT seq FROM checkpoints ORDER BY seq DESC").scalars())
+
+    def _checkpoint(self, sequence: int) -> event_pb2.Checkpoint | None:
+        with self._engine.connect() as connection:
+            row = connection.exec_driver_sql(
+                "SELECT crc, payload FROM checkpoints WHERE seq = ?", (sequence,)
+            ).fetchone()
+        if row is None or zlib.crc32(row[1]) != row[0]:
+            return None
+        try:
+            made = event_pb2.Checkpoint.FromString(row[1])
+        except DecodeError:
+            return None
+        return made if made.sequence == sequence else None
+
+    def first_since(self, recorded_at_ns: int) -> int | None:
+        """The first sequence recorded at that time or later, None when there is none yet."""
+        with self._engine.connect() as connection:
+            sequence: int | None = connection.exec_driver_sql(
+                "SELECT seq FROM events WHERE recorded_at_ns >= ? ORDER BY seq LIMIT 1", (recorded_at_ns,)
+            ).scalar()
+            return sequence
+
+    def commit_before(self, sequence: int) -> int:
+        """The last sequence of the last commit that ends before `sequence`; 0 when there is none."""
+        with self._engine.connect() as connection:
+            end: int = connection.exec_driver_sql(
+                "SELECT coalesce(max(seq), 0) FROM chain WHERE seq < ?", (sequence,)
+            ).scalar_one()
+            return end
+
+    def commit_hash(self, sequence: int) -> bytes | None:
+        """The hash of the commit that ends at `sequence`, None when none does, or it was compacted away."""
+        with self._engine.connect() as connection:
+            digest: bytes | None = connection.exec_driver_sql(
+                "SELECT hash FROM chain WHERE seq = ?", (sequence,)
+            ).scalar()
+            return digest
+
+    def stored_rows(self, first: int, last: int) -> Iterator[log_format.StoredRow]:
+        """The rows numbered `first` to `last` as they are in the table, page by page."""
+        while first <= last:
+            with self._engine.connect() as connection:
+                rows = connection.exec_driver_sql(
+                    "SELECT * FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?", (first, last, PAGE_EVENTS)
+                ).fetchall()
+            for row in rows:
+                yield tuple(row)
+            if len(rows) < PAGE_EVENTS:
+                return
+            first = rows[-1][0] + 1
+
+    def commits(self, after: int) -> Iterator[tuple[int, bytes]]:
+        """The end and the hash of every commit that ends after `after`, in order, page by page."""
+        while True:
+            with self._engine.connect() as connection:
+                rows = connection.exec_driver_sql(
+                    "SELECT seq, hash FROM chain WHERE seq > ? ORDER BY seq LIMIT ?", (after, PAGE_EVENTS)
+                ).fetchall()
+            for row in rows:
+                yield row[0], row[1]
+            if len(rows) < PAGE_EVENTS:
+                return
+            after = rows[-1][0]
+
+    def sources(self) -> dict[str, int]:
+        """The last stored source_sequence of every source."""
+        with self._engine.connect() as connection:
+            return {name: last for name, last in connection.exec_driver_sql("SELECT name, last_seq FROM sources")}  # noqa: C416 - mypy knows these to be pairs
+
+    def said(self, after: int, last: int) -> dict[str, int]:
+        """The greatest source_sequence of each source that said something in the rows above `after`, up to `last`."""
+        with self._engine.connect() as connection:
+            rows = connection.exec_driver_sql(
+                "SELECT s.name, max(e.source_seq) FROM events e JOIN sources s ON s.id = e.source "
+                "WHERE e.seq > ? AND e.seq <= ? GROUP BY e.source",
+                (after, last),
+            )
+            return {name: greatest for name, greatest in rows}  # noqa: C416 - mypy knows these to be pairs
+
+
+def head(connection: Connection) -> int:
+    """The last sequence, 0 in an empty log."""
+    sequence: int = connection.exec_driver_sql("SELECT coalesce(max(seq), 0) FROM events").scalar_one()
+    return sequence
+
+
+def _mark(connection: Connection) -> int:
+    sequence: int = connection.exec_driver_sql("SELECT coalesce(max(last_seq), 0) FROM compacted").scalar_one()
+    return sequence
