@@ -20,10 +20,11 @@ from services.master.allocator.placement import placement
 from services.master.allocator.refusal import refuse
 from services.master.allocator.request import Complaint, Request, understand
 from services.master.allocator.roster import Roster, Survey
+from services.master.allocator.standing import stands
 from services.master.state import State
 from ullage.v1 import model_pb2
 
-__all__ = ["Complaint", "Request", "Roster", "Survey", "decide", "place", "understand"]
+__all__ = ["Complaint", "Request", "Roster", "Survey", "decide", "place", "stands", "understand"]
 
 
 def place(

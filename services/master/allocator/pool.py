@@ -81,7 +81,7 @@ def _neighbours(budgets: Budgets, chosen: Ints) -> list[int]:
         able = budgets.able_node_ids
         near = sorted(
             (link.latency.seconds, link.latency.nanos, -budgets.room_of(to), to)
-            for to, link in links.items()
+            for to, link in list(links.items())
             if link.reachable and to in able
         )
         found.extend(budgets.row(to) for *_, to in near[:NEIGHBOURS_MAX])

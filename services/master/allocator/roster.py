@@ -65,6 +65,7 @@ class Survey:
     """The nodes at one moment."""
 
     sequence: int
+    links_changed_at: int
     node_ids: list[str]
     names: list[str]
     """As people call them; the id where a name is missing, and beside it where that is not unique."""
@@ -124,6 +125,7 @@ class Roster:
         ints, known, speeds = self._ints.copy(), self._known.copy(), self._speeds.copy()
         return Survey(
             sequence=self.state.sequence,
+            links_changed_at=self.state.links_changed_at,
             node_ids=self._node_ids,
             names=self._names,
             friendly_names=self._friendly_names,

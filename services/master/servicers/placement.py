@@ -2,6 +2,8 @@
 
 Rules this module lives by:
 - A decision is made and committed while `cluster.placing` is held: no two decisions ever see the same bytes.
+- Over many nodes it is made beside the event loop, on a survey that stands still. It is committed only if it stands
+  on the nodes as they are by then; else it is made again, in the end on the loop, where nothing changes meanwhile.
 - A client that goes away in between changes nothing of that: what was begun under the lock ends under it.
 - Nothing is dispatched, and nothing reserved, but by the fact that records the decision.
 """
@@ -18,7 +20,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from services.master import errors, view
-from services.master.allocator import place
+from services.master.allocator import Complaint, Request, Roster, Survey, decide, stands, understand
 from services.master.cluster import Cluster
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
@@ -30,6 +32,12 @@ _INSTANCE_KINDS: Final = ("shard_status_changed", "instance_placed", "instance_r
 """The facts that can change an instance."""
 
 _OVER: Final = frozenset({model_pb2.INSTANCE_STATE_RELEASED, model_pb2.INSTANCE_STATE_FAILED})
+
+NODES_DECIDED_ON_LOOP_MAX: Final = 128
+"""Up to so many nodes a decision takes less than a thread costs others."""
+
+DECISIONS_BESIDE_LOOP_MAX: Final = 2
+"""How often a decision is made beside the loop before it is made on it."""
 
 _SLUG_LENGTH_MAX: Final = 24
 
@@ -43,6 +51,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._roster = Roster(cluster.state)
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def Place(
@@ -50,14 +59,14 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
     ) -> placement_service_pb2.PlaceResponse:
         with translated():
             if request.validate_only:
-                return placement_service_pb2.PlaceResponse(instance=self._validated(request.spec))
+                return placement_service_pb2.PlaceResponse(instance=await self._validated(request.spec))
             return placement_service_pb2.PlaceResponse(instance=await self._to_its_end(self._placed(request.spec)))
 
     async def PreviewPlacement(
         self, request: placement_service_pb2.PreviewPlacementRequest, context: Any
     ) -> placement_service_pb2.PreviewPlacementResponse:
         with translated():
-            outcome = self._decide(request.spec, self._cluster.silent_node_ids())
+            outcome, _ = await self._decided(request.spec)
             if isinstance(outcome, model_pb2.Refusal):
                 return placement_service_pb2.PreviewPlacementResponse(refusal=outcome)
             return placement_service_pb2.PreviewPlacementResponse(placement=outcome)
@@ -115,9 +124,9 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         if not task.cancelled():
             task.exception()  # Asked for, so that it is not reported as lost where the caller has gone.
 
-    def _validated(self, spec: model_pb2.PlacementSpec) -> model_pb2.Instance:
+    async def _validated(self, spec: model_pb2.PlacementSpec) -> model_pb2.Instance:
         """The instance as it would be placed now; nothing is recorded."""
-        outcome = self._decide(spec, self._cluster.silent_node_ids())
+        outcome, _ = await self._decided(spec)
         if isinstance(outcome, model_pb2.Refusal):
             raise errors.Refused(excerpt(outcome))
         return model_pb2.Instance(spec=spec, placement=outcome, model=self._cluster.state.models[spec.model_id])
@@ -127,8 +136,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             earlier = self._answered_before(spec)
             if earlier is not None:
                 return view.instance(earlier)
-            silent = self._cluster.silent_node_ids()
-            outcome = self._decide(spec, silent)
+            outcome, silent = await self._decided(spec)
             if isinstance(outcome, model_pb2.Refusal):
                 await self._cluster.append(_refused(spec, outcome, silent))
                 log.info("placement refused", model=spec.model_id, reason=_reason(outcome))
@@ -148,15 +156,33 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             raise errors.RequestIdReused(spec.request_id, instance_id)
         return record
 
-    def _decide(
-        self, spec: model_pb2.PlacementSpec, silent_node_ids: frozenset[str]
-    ) -> model_pb2.Placement | model_pb2.Refusal:
-        """The allocator's answer. Raises UnknownModel and UnknownInstance for names that are not there."""
+    async def _decided(
+        self, spec: model_pb2.PlacementSpec
+    ) -> tuple[model_pb2.Placement | model_pb2.Refusal, frozenset[str]]:
+        """The allocator's answer, with the silent nodes it was made with.
+
+        Raises UnknownModel and UnknownInstance for names that are not there.
+        """
+        large = len(self._cluster.state.nodes) > NODES_DECIDED_ON_LOOP_MAX
+        for _ in range(DECISIONS_BESIDE_LOOP_MAX if large else 0):
+            request, survey, silent = self._asked(spec)
+            outcome = await asyncio.to_thread(decide, survey, request, spec, silent)
+            if isinstance(outcome, model_pb2.Refusal) or isinstance(request, Complaint):
+                return outcome, silent
+            if stands(outcome, survey, self._roster.survey(spec.model_id), request, self._cluster.silent_node_ids()):
+                return outcome, silent
+            log.info("decided again: nodes changed meanwhile", model=spec.model_id, sequence=survey.sequence)
+        request, survey, silent = self._asked(spec)
+        return decide(survey, request, spec, silent), silent
+
+    def _asked(self, spec: model_pb2.PlacementSpec) -> tuple[Request | Complaint, Survey, frozenset[str]]:
+        """What is asked, the nodes as they are, and which of them are silent."""
         if spec.model_id not in self._cluster.state.models:
             raise errors.UnknownModel(spec.model_id)
         if spec.replace_instance_id:
             self._record(spec.replace_instance_id)
-        return place(self._cluster.state, spec, silent_node_ids)
+        survey = self._roster.survey(spec.model_id)
+        return understand(self._cluster.state, spec), survey, self._cluster.silent_node_ids()
 
     def _replaced(self, spec: model_pb2.PlacementSpec, instance_id: str) -> list[event_pb2.Fact]:
         """The release of the instance that this one takes the place of, if it is still wanted."""
