@@ -204,7 +204,7 @@ class Program:
         self.rows.append((low, high, terms))
 
     def solve(self) -> tuple[str, float | None]:
-        """"optimal" with the least cost, "infeasible", or "unsolved"."""
+        """ "optimal" with the least cost, "infeasible", or "unsolved"."""
         solver = _silent_solver()
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", 1e-9)
@@ -245,9 +245,16 @@ def oracle(instance: Instance) -> tuple[str, float | None]:
         ended = {i: [v for (k, _, end), v in arcs.items() if k == i and end == boundary] for i in _places(instance)}
         begun = {i: [v for (k, start, _), v in arcs.items() if k == i and start == boundary] for i in _places(instance)}
         _linked(program, ended, begun, onward)
-    alone = {i: [v for (k, start, end), v in arcs.items() if (k, start, end) == (i, 0, instance.layers)] for i in _places(instance)}
-    ended = {i: [v for (k, start, end), v in arcs.items() if k == i and end == instance.layers and start] for i in alone}
-    begun = {i: [v for (k, start, end), v in arcs.items() if k == i and not start and end < instance.layers] for i in alone}
+    alone = {
+        i: [v for (k, start, end), v in arcs.items() if (k, start, end) == (i, 0, instance.layers)]
+        for i in _places(instance)
+    }
+    ended = {
+        i: [v for (k, start, end), v in arcs.items() if k == i and end == instance.layers and start] for i in alone
+    }
+    begun = {
+        i: [v for (k, start, end), v in arcs.items() if k == i and not start and end < instance.layers] for i in alone
+    }
     _linked(program, ended, begun, back)
     status, cost = program.solve()
     return status, None if cost is None else cost / 1000

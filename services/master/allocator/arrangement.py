@@ -79,6 +79,8 @@ def _mutual(problem: Problem) -> Members:
         if not misses.any():
             break
         # Of equally cut off nodes the one preferred least goes.
-        worst = max(range(len(kept)), key=lambda place: (not problem.candidates[kept[place]].must, misses[place], place))
+        worst = max(
+            range(len(kept)), key=lambda place: (not problem.candidates[kept[place]].must, misses[place], place)
+        )
         del kept[worst]
     return tuple(kept)

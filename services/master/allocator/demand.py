@@ -137,8 +137,7 @@ class Demand:
             return tuple(count * self.largest_layer_bytes for count in range(self.layers + 1))
         sums = self.layer_sums
         return tuple(
-            min(after - before for before, after in zip(sums, sums[count:], strict=False))
-            for count in range(len(sums))
+            min(after - before for before, after in zip(sums, sums[count:], strict=False)) for count in range(len(sums))
         )
 
     @property

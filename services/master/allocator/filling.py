@@ -107,7 +107,9 @@ class Filling:
                 continue
             for taken in (_FIRST, _LAST, _INNER):
                 held = int(self.rooms[i, taken])
-                origins = [(start, place[1] - self._step, place[2] - held) for start, end in _turns(taken) if end == place[0]]
+                origins = [
+                    (start, place[1] - self._step, place[2] - held) for start, end in _turns(taken) if end == place[0]
+                ]
                 added = held * self.seconds[i] + self._beside(i, taken)
                 origin = next((at for at in origins if at[2] >= 0 and before[at] + added == steps[i + 1][place]), None)
                 if origin is not None and held > 0:

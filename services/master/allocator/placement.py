@@ -116,7 +116,11 @@ def _explanation(request: Request, chosen: Solution, nodes: Sequence[Budget]) ->
     used = [names[candidate.node_id] for candidate in chosen.order]
     where = f"{counted(request.layers, 'layer')} on {listed(used)}"
     pressed = [budget.name for budget in nodes if _pressed(budget) and budget.name in used]
-    weighed = f"; {listed(pressed)} under WARNING counts {request.warning_tenths / WHOLE_TENTHS:g}" if pressed and len(used) > 1 else ""
+    weighed = (
+        f"; {listed(pressed)} under WARNING counts {request.warning_tenths / WHOLE_TENTHS:g}"
+        if pressed and len(used) > 1
+        else ""
+    )
     return f"{where} because {_because(request, chosen, len(used))}{weighed}."
 
 
