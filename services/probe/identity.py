@@ -8,6 +8,7 @@ now. So nobody ever reads half an id, and two that start at once agree.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -18,6 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from services.probe.darwin import sysctl
+from services.probe.darwin.sampler import LIBRARY
+from services.probe.darwin.sysctl import Sysctl
 from ullage.v1 import node_pb2
 
 FILE_NAME: Final = "node_id"
@@ -75,11 +79,21 @@ def identity(state_dir: Path, name: str | None, root: Path) -> node_pb2.NodeIden
         node_id=node_id(state_dir),
         boot_id=uuid.uuid4().hex,
         friendly_name=name or socket.gethostname() or None,
-        model=_model(root),
-        chip=_chip(root),
+        model=_mac(sysctl.MODEL) or _model(root),
+        chip=_mac(sysctl.CHIP) or _chip(root),
         os=_os(),
         ullage_version=metadata.version("ullage"),
     )
+
+
+def _mac(name: str) -> str | None:
+    """What a Mac says of itself, None elsewhere."""
+    if sys.platform != "darwin":
+        return None
+    try:
+        return Sysctl(ctypes.CDLL(LIBRARY)).text(name)
+    except (OSError, AttributeError):
+        return None
 
 
 def _model(root: Path) -> str | None:

@@ -26,6 +26,9 @@ _PREFIXES: Final[tuple[tuple[str, node_pb2.InterfaceKind.ValueType], ...]] = (
 )
 """By the names that kernels and system managers give; another name is OTHER."""
 
+_TUNNEL_TYPES: Final = frozenset({"512", "768", "769", "776", "778", "823", "65534"})
+"""Linux's ARPHRD numbers of PPP, IP in IP, IPv6 in IPv6, SIT, GRE, GRE over IPv6, and no link layer at all."""
+
 _MEGABITS_UNKNOWN: Final = frozenset({0, 65535, 4294967295})
 """What drivers say when they do not know: 0, or -1 read as unsigned."""
 
@@ -57,7 +60,13 @@ def _interface(name: str, scoped: str, megabits: int, root: Path) -> node_pb2.Ne
 
 
 def kind(name: str, root: Path) -> node_pb2.InterfaceKind.ValueType:
-    """What carries the interface: Linux says which are wireless; the rest goes by its name."""
-    if (root / "sys/class/net" / name / "wireless").exists():
+    """What carries the interface: Linux says which are wireless, and which are tunnels; the rest goes by its name."""
+    folder = root / "sys/class/net" / name
+    if (folder / "wireless").exists():
         return node_pb2.INTERFACE_KIND_WIFI
+    try:
+        if (folder / "type").read_text(encoding="ascii", errors="replace").strip() in _TUNNEL_TYPES:
+            return node_pb2.INTERFACE_KIND_TUNNEL
+    except OSError:
+        pass
     return next((kind for prefix, kind in _PREFIXES if name.startswith(prefix)), node_pb2.INTERFACE_KIND_OTHER)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from services.clock import Clock
 from services.probe.bandwidth import Bandwidth
 from services.probe.darwin.commands import Commands
+from services.probe.darwin.hardware_ports import HardwarePorts
 from services.probe.darwin.helper import MacmonHelper
 from services.probe.darwin.sampler import DarwinSampler, Library
 from services.probe.failures import Failures
@@ -79,4 +80,5 @@ def _mac(own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:
         commands.ask()  # So that the first reading says something; nobody waits for the probe yet.
     bandwidth = Bandwidth(failures)
     sampler = DarwinSampler(library, commands, helper)
-    return Machine(sampler, own_memory, (helper, bandwidth), (helper.run, bandwidth.run))
+    ports = HardwarePorts(clock, failures)
+    return Machine(sampler, own_memory, (helper, ports, bandwidth), (helper.run, ports.run, bandwidth.run))

@@ -76,3 +76,10 @@ def test_a_reader_that_fails_in_any_way_is_none_and_counted() -> None:
 
     assert [failures.guard("psutil", fails) for _ in range(3)] == [None, None, None]
     assert failures.counts == {"psutil": 3}
+
+
+@pytest.mark.parametrize("number", ["65534", "778"])
+def test_linux_says_which_interfaces_are_tunnels(tmp_path: Path, number: str) -> None:
+    (tmp_path / "sys/class/net/home").mkdir(parents=True)
+    (tmp_path / "sys/class/net/home/type").write_text(f"{number}\n")
+    assert kind("home", tmp_path) == node_pb2.INTERFACE_KIND_TUNNEL

@@ -11,6 +11,8 @@ import pytest
 
 from services.probe import bandwidth
 from services.probe.bandwidth import Bandwidth
+from services.probe.darwin import hardware_ports
+from services.probe.darwin.hardware_ports import HardwarePorts
 from services.probe.failures import Failures
 from services.probe.gpu.amd import AmdGpus
 from services.probe.gpu.memory import gpu
@@ -235,3 +237,49 @@ async def test_the_memory_of_the_processes_in_the_folder_is_the_nodes_own(tmp_pa
 
 def test_a_process_that_is_none_is_no_shard() -> None:
     assert not is_shard(4194305)
+
+
+PORTS = """
+Hardware Port: Ethernet
+Device: en0
+Ethernet Address: aa:bb:cc:00:00:00
+
+Hardware Port: Wi-Fi
+Device: en1
+Ethernet Address: aa:bb:cc:00:00:01
+
+Hardware Port: Thunderbolt Bridge
+Device: bridge0
+Ethernet Address: aa:bb:cc:00:00:02
+
+Hardware Port: USB 10/100/1000 LAN
+Device: en7
+Ethernet Address: aa:bb:cc:00:00:03
+
+VLAN Configurations
+===================
+"""
+
+
+def test_a_macs_interfaces_are_what_their_ports_are_called() -> None:
+    assert hardware_ports.parse(PORTS) == {
+        "en0": node_pb2.INTERFACE_KIND_ETHERNET,
+        "en1": node_pb2.INTERFACE_KIND_WIFI,
+        "bridge0": node_pb2.INTERFACE_KIND_THUNDERBOLT,
+        "en7": node_pb2.INTERFACE_KIND_ETHERNET,
+    }
+    assert hardware_ports.parse("networksetup: command not found\nDevice: \nHardware Port: ") == {}
+
+
+async def test_a_macs_ports_correct_what_names_suggest(tmp_path: Path) -> None:
+    (tmp_path / "said").write_text(PORTS)
+    ports = HardwarePorts(FakeClock(), Failures(), ("cat", str(tmp_path / "said")))
+    sample = node_pb2.SystemSample(
+        interfaces=[node_pb2.NetworkInterface(name="en1", kind=node_pb2.INTERFACE_KIND_ETHERNET)]
+    )
+    running = asyncio.create_task(ports.run())
+    async with asyncio.timeout(20):
+        while sample.interfaces[0].kind != node_pb2.INTERFACE_KIND_WIFI:
+            await asyncio.sleep(0.01)
+            ports.fill(sample)
+    running.cancel()
