@@ -146,6 +146,13 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             log.info("placed", instance=instance_id, model=spec.model_id, nodes=len(outcome.shards), forced=spec.force)
             return view.instance(self._cluster.state.instances[instance_id])
 
+    def _survey(self, model_id: str) -> Survey:
+        """The nodes now, in columns."""
+        # A replay that begins at a checkpoint puts another state in the place of the empty one.
+        if self._roster.state is not self._cluster.state:
+            self._roster = Roster(self._cluster.state)
+        return self._roster.survey(model_id)
+
     def _answered_before(self, spec: model_pb2.PlacementSpec) -> InstanceRecord | None:
         """The instance the same request got before. Raises RequestIdReused when that was another request."""
         instance_id = self._cluster.state.requests.get(spec.request_id) if spec.request_id else None
@@ -169,7 +176,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             outcome = await asyncio.to_thread(decide, survey, request, spec, silent)
             if isinstance(outcome, model_pb2.Refusal) or isinstance(request, Complaint):
                 return outcome, silent
-            if stands(outcome, survey, self._roster.survey(spec.model_id), request, self._cluster.silent_node_ids()):
+            if stands(outcome, survey, self._survey(spec.model_id), request, self._cluster.silent_node_ids()):
                 return outcome, silent
             log.info("decided again: nodes changed meanwhile", model=spec.model_id, sequence=survey.sequence)
         request, survey, silent = self._asked(spec)
@@ -181,7 +188,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             raise errors.UnknownModel(spec.model_id)
         if spec.replace_instance_id:
             self._record(spec.replace_instance_id)
-        survey = self._roster.survey(spec.model_id)
+        survey = self._survey(spec.model_id)
         return understand(self._cluster.state, spec), survey, self._cluster.silent_node_ids()
 
     def _replaced(self, spec: model_pb2.PlacementSpec, instance_id: str) -> list[event_pb2.Fact]:
