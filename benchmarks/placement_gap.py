@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import highspy
@@ -109,11 +110,11 @@ class Instance:
         """The time for a token over (machine, start, end) by rank; infinite where a way is missing or bytes are."""
         onward, back = self.hop_seconds()
         total = 0.0
-        for place, start, end in shards:
-            machine = self.machines[place]
+        for number, start, end in shards:
+            machine = self.machines[number]
             fits = self.needs(machine, start, end) <= machine.available_bytes
             total += self.stage_seconds(machine, start, end) if fits else float("inf")
-        for (sender, *_), (receiver, *_) in zip(shards, shards[1:], strict=False):
+        for (sender, *_), (receiver, *_) in pairwise(shards):
             total += onward.get((sender, receiver), float("inf"))
         return total + (back.get((shards[-1][0], shards[0][0]), float("inf")) if len(shards) > 1 else 0.0)
 
@@ -124,7 +125,7 @@ def _weight(count: int) -> model_pb2.Weight:
 
 def instances(seed: int, count: int) -> Iterator[Instance]:
     """So many instances, the same for the same seed."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311 - the same for the same seed
     for _ in range(count):
         yield _instance(chance)
 
@@ -204,7 +205,7 @@ class Program:
         self.rows.append((low, high, terms))
 
     def solve(self) -> tuple[str, float | None]:
-        """ "optimal" with the least cost, "infeasible", or "unsolved"."""
+        """Say whether it is "optimal", with the least cost, "infeasible" or "unsolved"."""
         solver = _silent_solver()
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", 1e-9)
@@ -228,7 +229,7 @@ class Program:
 
 
 def _silent_solver() -> highspy.Highs:
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]  # ships no types
     solver.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
     return solver
 
@@ -365,7 +366,7 @@ def measure(seed: int, count: int) -> Tally:
 
 def table(tally: Tally, seed: int) -> Table:
     """The tally as people read it."""
-    drawn = Table(title=f"Place against HiGHS {highspy.Highs().version()}, seed {seed}")
+    drawn = Table(title=f"Place against HiGHS {_silent_solver().version()}, seed {seed}")
     drawn.add_column("what")
     drawn.add_column("value", justify="right")
     placed, answered = len(tally.gaps), len(tally.gaps) + tally.refused

@@ -203,7 +203,11 @@ def test_a_required_node_that_is_left_out_is_named() -> None:
         ({"context_tokens": 131_073}, "CONTEXT_TOO_LONG", "takes at most 131072 tokens of context"),
         ({"context_tokens": 2**64 - 1, "force": True}, "CONTEXT_TOO_LONG", "force does not lift this"),
         ({"context_tokens": 10, "prompt_tokens_hint": 11}, "CONTEXT_TOO_LONG", "prompts of 11 tokens do not fit"),
-        ({"parallelism": model_pb2.PARALLELISM_TENSOR}, "TENSOR_NOT_RUNNABLE", "ask for a pipeline"),
+        (
+            {"parallelism": model_pb2.PARALLELISM_TENSOR},
+            "TENSOR_INDIVISIBLE",
+            "of no number of nodes: ask",
+        ),
         ({"require_node_ids": ["z"]}, "UNKNOWN_NODE", "no node is called 'z'; known are: a and b"),
         ({"exclude_node_ids": ["z"]}, "UNKNOWN_NODE", "no node is called 'z'"),
         ({"fixed_layers": [FIXED(node_id="z", layers=1)]}, "UNKNOWN_NODE", "no node is called 'z'"),

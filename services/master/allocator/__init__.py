@@ -21,6 +21,7 @@ from services.master.allocator.refusal import refuse
 from services.master.allocator.request import Complaint, Request, understand
 from services.master.allocator.roster import Roster, Survey
 from services.master.allocator.standing import stands
+from services.master.allocator.tensor import not_runnable
 from services.master.state import State
 from ullage.v1 import model_pb2
 
@@ -49,6 +50,8 @@ def decide(
             reason=request.reason, message=request.text, retryable=False, decided_at_sequence=survey.sequence
         )
     case = Case(survey, request, frozenset(silent_node_ids))
+    if request.tensor:
+        return not_runnable(case)
     solutions = case.solutions()
     if solutions:
         return placement(case, solutions)

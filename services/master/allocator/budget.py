@@ -21,11 +21,9 @@ import numpy as np
 from services.master.allocator.capacity import NEEDED_BYTES_MAX, ROOM_BYTES_MAX
 from services.master.allocator.demand import Demand, demand
 from services.master.allocator.ranges import Candidate
-from services.master.allocator.request import Request
+from services.master.allocator.request import WHOLE_TENTHS, Request
 from services.master.allocator.roster import Bools, Floats, Ints, Known, Survey
 from ullage.v1 import model_pb2, node_pb2
-
-WHOLE_TENTHS: Final = 10
 
 _NEVER_LIFTED: Final = frozenset({model_pb2.EXCLUSION_REQUESTED, model_pb2.EXCLUSION_NO_RUNNER})
 
@@ -296,7 +294,7 @@ class Budgets:
 
     def _flops(self, row: int) -> float | None:
         flops = float(self.survey.flops_per_second[row]) * int(self.tenths[row]) / WHOLE_TENTHS
-        return flops if self.request.load.prompt_tokens and flops == flops else None
+        return flops if self.request.load.prompt_tokens and not np.isnan(flops) else None
 
     def _cut_off(self, rows: Ints) -> list[int]:
         """Those of `rows` that reach none of the others, or are reached by none, and are too small alone."""

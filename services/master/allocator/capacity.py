@@ -143,4 +143,5 @@ class Capacity:
         return np.minimum(held, self.demands[0].layers)
 
     def _by_form(self, figures: Sequence[int]) -> Counts:
-        return np.array([min(each, NEEDED_BYTES_MAX) for each in figures], dtype=np.int64)[self.forms]
+        by_form: Counts = np.array([min(each, NEEDED_BYTES_MAX) for each in figures], dtype=np.int64)
+        return by_form.take(self.forms)

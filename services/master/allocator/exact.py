@@ -151,7 +151,8 @@ class Exact:
         return seconds if self.timed else np.where(np.isfinite(seconds), 0.0, np.inf)
 
     def _join(self, left: Costs, right: Costs) -> Costs:
-        return np.maximum(left, right) if self.bottleneck else left + right
+        joined: Costs = np.maximum(left, right) if self.bottleneck else left + right
+        return joined
 
     @cached_property
     def _reached(self) -> list[Costs]:
@@ -195,7 +196,7 @@ class Exact:
     def _least_ahead(self) -> Costs:
         """What is spent at least from each boundary on: on the fastest node, over the quickest way."""
         way = self._onward.min() + self._back.min()
-        return np.stack([each.sums[-1] + each.head - each.sums for each in self._spans]).min(axis=0) + way
+        return np.asarray(np.stack([each.sums[-1] + each.head - each.sums for each in self._spans]).min(axis=0) + way)
 
     def _alone(self) -> list[Best]:
         spans = enumerate(self._spans)
@@ -214,7 +215,7 @@ class Exact:
 
     def _ended(self, level: Level, base: Costs) -> list[Best]:
         """The best row of each set of a size, where there is one that holds the model."""
-        costs = np.empty(len(base))
+        costs: Costs = np.empty(len(base))
         for last, each in enumerate(self._spans):
             rows = level.rows_of(last)
             costs[rows] = each.finish(base[rows], bottleneck=self.bottleneck)

@@ -23,6 +23,9 @@ FILLED_NODES_MAX: Final = 24
 
 _FIRST, _LAST, _INNER = 0, 1, 2
 
+_TURNS: Final = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 0), (1, 1), (2, 2), (3, 3)))
+"""From which roles given to which a node leads, by the role it takes."""
+
 Costs = np.ndarray[tuple[int, int, int], np.dtype[np.float64]]
 """By roles given (1 the first, 2 the last), nodes taken and layers held."""
 
@@ -50,6 +53,8 @@ class Filling:
         steps: list[Costs] = []
         found: tuple[float, int, int, tuple[int, int, int]] | None = None
         for i in range(len(self.seconds)):
+            if found is not None and (costs + self._left * self.seconds[i]).min() >= found[0]:
+                break  # Slower nodes than this only cost more.
             ended = self._ended(costs, i)
             if ended is not None and (found is None or ended[0] < found[0]):
                 found = (ended[0], i, *ended[1:])
@@ -64,7 +69,7 @@ class Filling:
             held = int(self.rooms[i, role])
             if 0 < held < self.layers:
                 added = held * self.seconds[i] + self._beside(i, role)
-                for before, after in _turns(role):
+                for before, after in _TURNS[role]:
                     better = costs[before, : costs.shape[1] - self._step, : self.layers + 1 - held] + added
                     target = taken[after, self._step :, held:]
                     np.minimum(target, better, out=target)
@@ -76,7 +81,10 @@ class Filling:
         for role, before in ((_INNER, 3), (_FIRST, 2), (_LAST, 1)):
             held = int(self.rooms[i, role])
             low, fewest = max(1, self.layers - held), self._step * max(1, self.size_min - 1)
-            totals = costs[before, fewest : self.size_max, low : self.layers] + self._left[low:] * self.seconds[i]
+            totals = (
+                costs[before, fewest : self.size_max, low : self.layers]
+                + self._left[low : self.layers] * self.seconds[i]
+            )
             if not totals.size:
                 continue
             place = np.unravel_index(int(totals.argmin()), totals.shape)
@@ -93,7 +101,7 @@ class Filling:
     @cached_property
     def _left(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """The layers that are left when so many are held."""
-        return np.arange(self.layers, 0.0, -1.0)
+        return np.arange(self.layers, -1.0, -1.0)
 
     def _beside(self, i: int, role: int) -> float:
         return float(self.attached[i] + (self.heads[i] if role == _LAST else 0.0))
@@ -108,7 +116,7 @@ class Filling:
             for taken in (_FIRST, _LAST, _INNER):
                 held = int(self.rooms[i, taken])
                 origins = [
-                    (start, place[1] - self._step, place[2] - held) for start, end in _turns(taken) if end == place[0]
+                    (start, place[1] - self._step, place[2] - held) for start, end in _TURNS[taken] if end == place[0]
                 ]
                 added = held * self.seconds[i] + self._beside(i, taken)
                 origin = next((at for at in origins if at[2] >= 0 and before[at] + added == steps[i + 1][place]), None)
@@ -119,13 +127,8 @@ class Filling:
         return (*roles.get(_FIRST, []), *roles.get(_INNER, []), *roles.get(_LAST, []))
 
 
-def _turns(role: int) -> tuple[tuple[int, int], ...]:
-    """From which roles given to which a node in `role` leads."""
-    return {_FIRST: ((0, 1), (2, 3)), _LAST: ((0, 2), (1, 3)), _INNER: tuple((each, each) for each in range(4))}[role]
-
-
 def fastest_set(problem: Problem, attached: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Members | None:
-    """The nodes of the best set of more than one, in an order of their roles, were each way to cost what `attached` says."""
+    """The nodes of the best set of more than one by their roles, were each way to cost what `attached` says."""
     candidates = problem.candidates
     if problem.size_max < 2:
         return None

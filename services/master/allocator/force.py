@@ -19,9 +19,6 @@ from services.master.allocator.case import Case
 from services.master.allocator.roster import Ints
 from services.master.allocator.solution import Solution
 
-from services.master.allocator.budget import Budget, View
-from services.master.allocator.case import Case
-
 PARTS: Final = 1024
 """In how many parts of its own size a node's room is widened."""
 

@@ -8,15 +8,14 @@ from typing import Final
 import numpy as np
 from google.protobuf import duration_pb2
 
-from services.master.allocator.budget import WHOLE_TENTHS, Budget
+from services.master.allocator.budget import Budget
 from services.master.allocator.case import Case
 from services.master.allocator.demand import UINT64_MAX
 from services.master.allocator.naming import listed
-from services.master.allocator.request import Request
+from services.master.allocator.request import WHOLE_TENTHS, Request
 from services.master.allocator.solution import Solution
 from services.master.allocator.wording import counted, size
 from ullage.v1 import model_pb2, node_pb2
-
 
 NODES_SHOWN_MAX: Final = 64
 """Of how many nodes a decision keeps the budget: of more, those it could have used most, and how many it left out."""

@@ -68,7 +68,8 @@ def _surpassed(merits: Floats, rooms: Ints) -> Ints:
     places = np.arange(len(merits))
     better = (merits[None, :] >= merits[:, None]) & (rooms[None, :] >= rooms[:, None])
     equal = (merits[None, :] == merits[:, None]) & (rooms[None, :] == rooms[:, None])
-    return (better & ~(equal & (places[None, :] >= places[:, None]))).sum(axis=1)
+    by: Ints = (better & ~(equal & (places[None, :] >= places[:, None]))).sum(axis=1)
+    return by
 
 
 def _neighbours(budgets: Budgets, chosen: Ints) -> list[int]:

@@ -16,13 +16,13 @@ from typing import Final
 import numpy as np
 
 from services.master.allocator.budget import Budget, Budgets, View
-from services.master.allocator.case import Case
 from services.master.allocator.capacity import ROOM_BYTES_MAX
+from services.master.allocator.case import Case
 from services.master.allocator.demand import UINT64_MAX, Load, least_bytes
 from services.master.allocator.naming import listed
 from services.master.allocator.pool import roomiest
-from services.master.allocator.roster import Held, Ints
 from services.master.allocator.reach import unreached
+from services.master.allocator.roster import Held, Ints
 from services.master.allocator.wording import counted, exclusion, node_line, size
 from ullage.v1 import model_pb2
 
@@ -144,29 +144,32 @@ def _endpoint_too_large(case: Case) -> bool:
 
 def _headline(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int, offered: int) -> str:
     """What is refused and why, in a sentence with its numbers."""
+    if reason == model_pb2.REFUSAL_REASON_NO_NODES:
+        return "No node has been heard of: start `ullage node` on a machine, then see `ullage status`."
     request, load = case.request, case.request.load
     asked = f"{request.model.model_id} with {counted(load.context_tokens, 'token')} of context"
     if load.concurrent_sequences > 1:
         asked += f" for {load.concurrent_sequences} sequences"
-    weighed = counted(len(case.weighed), "node")
-    if request.nodes_max is not None and request.nodes_max < len(case.weighed):
-        weighed = f"the roomiest {request.nodes_max} of {weighed}"
+    return f"{asked} {_because(case, reason, needed, offered)}."
+
+
+def _because(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int, offered: int) -> str:
+    weighed = counted(len(case.budgets.weighed), "node")
+    if case.request.nodes_max is not None and case.request.nodes_max < len(case.budgets.weighed):
+        weighed = f"the roomiest {case.request.nodes_max} of {weighed}"
     match reason:
-        case model_pb2.REFUSAL_REASON_NO_NODES:
-            return "No node has been heard of: start `ullage node` on a machine, then see `ullage status`."
         case model_pb2.REFUSAL_REASON_NO_ELIGIBLE_NODES:
-            return f"{asked} cannot be placed: {_everyone(len(case.nodes))} left out."
+            return f"cannot be placed: {_everyone(len(case.nodes))} left out"
         case model_pb2.REFUSAL_REASON_TOO_FEW_NODES:
-            return f"{asked} cannot be placed: {_missing(case)}."
+            return f"cannot be placed: {_missing(case)}"
         case model_pb2.REFUSAL_REASON_NO_PATH:
-            return f"{asked} would fit, but {unreached(case.seen(replace(case.view, every_way=True)).budgets)}."
+            return f"would fit, but {unreached(case.seen(replace(case.view, every_way=True)).budgets)}"
         case model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES:
-            return f"{asked} needs {size(needed)} and would fit but for what is promised to {_holders(case)}."
+            return f"needs {size(needed)} and would fit but for what is promised to {_holders(case)}"
         case model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY:
-            short = size(needed - offered)
-            return f"{asked} needs {size(needed)} and {weighed} can give {size(offered)}: {short} short."
+            return f"needs {size(needed)} and {weighed} can give {size(offered)}: {size(needed - offered)} short"
         case _:
-            return f"{asked} needs {size(needed)} of the {size(offered)} of {weighed}, but {_pieces(case, reason)}."
+            return f"needs {size(needed)} of the {size(offered)} of {weighed}, but {_pieces(case, reason)}"
 
 
 def _everyone(nodes: int) -> str:

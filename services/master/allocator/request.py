@@ -16,6 +16,8 @@ from services.master.allocator.naming import listed
 from services.master.state import State
 from ullage.v1 import model_pb2
 
+WHOLE_TENTHS: Final = 10
+
 WARNING_TENTHS: Final = 6
 """The weight of a node under WARNING, in tenths, where nobody set another: work flows to healthier nodes."""
 
@@ -57,6 +59,8 @@ class Request:
     replaced_instance_id: str
     warning_tenths: int = WARNING_TENTHS
     """The weight of a node under WARNING, in tenths."""
+    tensor: bool = False
+    """Every node shall have a part of every layer."""
 
     @property
     def layers(self) -> int:
@@ -97,6 +101,8 @@ def understand(state: State, spec: model_pb2.PlacementSpec) -> Request | Complai
         layers_fixed={node_id: layers for node_id, layers in fixed.items() if layers},
         include_unknown=spec.include_unknown,
         replaced_instance_id=spec.replace_instance_id,
+        warning_tenths=round(spec.warning_factor * WHOLE_TENTHS) if spec.HasField("warning_factor") else WARNING_TENTHS,
+        tensor=spec.parallelism == model_pb2.PARALLELISM_TENSOR,
     )
 
 
@@ -112,7 +118,7 @@ def _complaints(state: State, spec: model_pb2.PlacementSpec, model: model_pb2.Mo
         (model_pb2.REFUSAL_REASON_INVALID_REQUEST, _invalid(state, spec)),
         (model_pb2.REFUSAL_REASON_MODEL_INCOMPLETE, _incomplete(model)),
         (model_pb2.REFUSAL_REASON_CONTEXT_TOO_LONG, _too_long(spec, model)),
-        (model_pb2.REFUSAL_REASON_TENSOR_NOT_RUNNABLE, _tensor(spec)),
+        (model_pb2.REFUSAL_REASON_TENSOR_INDIVISIBLE, _indivisible(spec, model)),
         (model_pb2.REFUSAL_REASON_UNKNOWN_NODE, _unknown_nodes(state, spec)),
         (model_pb2.REFUSAL_REASON_CONTRADICTORY_CONSTRAINTS, _contradictions(spec, len(model.layers))),
     ):
@@ -128,6 +134,8 @@ def _invalid(state: State, spec: model_pb2.PlacementSpec) -> Iterator[str]:
         yield "a context of 0 tokens holds nothing: ask for at least 1, or leave it out for 2048"
     if spec.HasField("concurrent_sequences") and not 0 < spec.concurrent_sequences <= CONCURRENT_SEQUENCES_MAX:
         yield f"concurrent_sequences is {spec.concurrent_sequences}: ask for 1 to {CONCURRENT_SEQUENCES_MAX}"
+    if spec.HasField("warning_factor") and not 1 <= round(spec.warning_factor * WHOLE_TENTHS) <= WHOLE_TENTHS:
+        yield f"warning_factor is {spec.warning_factor:g}: ask for 0.1 to 1, in tenths"
     if spec.replace_instance_id and spec.replace_instance_id not in state.instances:
         yield f"no instance is called {spec.replace_instance_id!r}: it cannot be replaced"
 
@@ -157,9 +165,23 @@ def _too_long(spec: model_pb2.PlacementSpec, model: model_pb2.Model) -> Iterator
         )
 
 
-def _tensor(spec: model_pb2.PlacementSpec) -> Iterator[str]:
-    if spec.parallelism == model_pb2.PARALLELISM_TENSOR:
-        yield "no runner splits layers among nodes yet: ask for a pipeline, which is the default"
+def _indivisible(spec: model_pb2.PlacementSpec, model: model_pb2.Model) -> Iterator[str]:
+    if spec.parallelism != model_pb2.PARALLELISM_TENSOR:
+        return
+    low = max(2, spec.min_nodes, len(spec.require_node_ids))
+    allowed = tensor_sizes(model)
+    if not any(size >= low and (not spec.HasField("max_nodes") or size <= spec.max_nodes) for size in allowed):
+        counts = f"of {', '.join(map(str, allowed))} nodes" if allowed else "of no number of nodes"
+        heads = f"{model.kv_heads} heads of keys and values and {model.hidden_size} numbers for each token"
+        yield f"{model.model_id} has {heads}, which divide among groups {counts}: ask for such, or for a pipeline"
+    if spec.fixed_layers:
+        yield "in a tensor group every node has a part of every layer: fix no layers, or ask for a pipeline"
+
+
+def tensor_sizes(model: model_pb2.Model) -> list[int]:
+    """Among how many nodes each layer can be split evenly: the heads and the width must divide."""
+    sizes = range(2, model.kv_heads + 1)
+    return [size for size in sizes if model.kv_heads % size == 0 and model.hidden_size % size == 0]
 
 
 def _unknown_nodes(state: State, spec: model_pb2.PlacementSpec) -> Iterator[str]:

@@ -21,7 +21,7 @@ from services.master.allocator.problem import Members, Problem
 WINDOW_NODES: Final = 6
 """How many nodes are weighed whole together, where a proposal itself is not larger."""
 
-POINTS_OF_VIEW: Final = 3
+POINTS_OF_VIEW: Final = 2
 """From how many nodes the ways are looked at where they differ."""
 
 

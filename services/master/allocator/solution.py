@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from services.master.allocator.cuts import cut_by_shares, cut_by_time, stage_seconds
 from services.master.allocator.problem import Members, Problem
@@ -59,7 +60,7 @@ def hop_seconds(problem: Problem, order: Sequence[int]) -> tuple[float, ...]:
     """The way from each rank to the next, and of the sampled token from the last to the first."""
     if len(order) == 1:
         return ()
-    onward = [float(problem.hops.onward[sender, receiver]) for sender, receiver in zip(order, order[1:], strict=False)]
+    onward = [float(problem.hops.onward[sender, receiver]) for sender, receiver in pairwise(order)]
     return (*onward, float(problem.hops.back[order[-1], order[0]]))
 
 

@@ -40,20 +40,23 @@ class Span:
     def inner(self, base: Costs, *, bottleneck: bool) -> Costs:
         """The rows of `base` with one range of layers more."""
         if bottleneck:
-            return np.maximum(base[:, :, None], self._stages[None]).min(axis=1)
+            longest: Costs = np.maximum(base[:, :, None], self._stages[None]).min(axis=1)
+            return longest
         tables = [base - self.sums]
         while (width := 1 << (len(tables) - 1)) <= self._widest // 2:
             tables.append(np.minimum(tables[-1][:, :-width], tables[-1][:, width:]))
         table = np.concatenate([*tables, np.full((len(base), 1), np.inf)], axis=1)
         left, right = self._windows
-        return np.minimum(table[:, left], table[:, right]) + self.sums
+        least: Costs = np.minimum(table[:, left], table[:, right]) + self.sums
+        return least
 
     def finish(self, base: Costs, *, bottleneck: bool) -> Costs:
         """The rows of `base` with all the layers that are left, and the head."""
         if self.last_low > self.last_high:
             return np.full(len(base), np.inf)
         starts = slice(self.last_low, self.last_high + 1)
-        return self._joined(base[:, starts], self._tail[starts], bottleneck=bottleneck).min(axis=1)
+        least: Costs = self._joined(base[:, starts], self._tail[starts], bottleneck=bottleneck).min(axis=1)
+        return least
 
     def finish_start(self, base: Costs, *, bottleneck: bool) -> int:
         """Where the last range begins at the least cost, in one row."""
@@ -67,12 +70,13 @@ class Span:
         return low + int(self._joined(base[low:high], stages, bottleneck=bottleneck).argmin())
 
     def _joined(self, base: Costs, stages: Costs, *, bottleneck: bool) -> Costs:
-        return np.maximum(base, stages) if bottleneck else base + stages
+        joined: Costs = np.maximum(base, stages) if bottleneck else base + stages
+        return joined
 
     @cached_property
     def _tail(self) -> Costs:
         """The cost of all layers from each boundary on, with the head."""
-        return self.sums[-1] + self.head - self.sums
+        return np.asarray(self.sums[-1] + self.head - self.sums)
 
     @cached_property
     def _stages(self) -> Costs:
