@@ -156,6 +156,7 @@ class Pieces:
         self._inner[name] = [self._stand_in(place, layer) for place, layer in enumerate(layers)]
         self._finished = _Finished(self._inner)
         self._model = _with_inner(model, path, self._finished)
+        self._mirrors = _mirrors(self._all_caches(), cut)
 
     def _stand_in(self, place: int, layer: Any) -> Any:
         if not self._cut.has(place):
@@ -169,7 +170,7 @@ class Pieces:
         if not self._cut.is_first:
             self._first.given = inputs
             tokens = mx.full(inputs.shape[:2], _ANY_TOKEN, dtype=mx.int32)
-        after: mx.array = self._inner(tokens, cache=caches)
+        after: mx.array = self._inner(tokens, cache=[caches[mirror] for mirror in self._mirrors])
         made = after if self._last.made is None or self._cut.is_last else self._last.made
         self._first.given = self._last.made = None
         return made
@@ -183,16 +184,15 @@ class Pieces:
         return scores
 
     def new_caches(self) -> list[Any]:
-        """Empty caches for one sequence, one for each layer of the model."""
-        layers = self._cut.layers
-        caches = runtime_module("cache")
-        made = getattr(self._model, "make_cache", None)
-        found: list[Any] = [caches.KVCache() for _ in range(layers)] if made is None else made()
-        return _mirrored(found, self._cut)
+        """Empty caches for one sequence, one for each layer of the shard."""
+        return self._all_caches()[self._cut.first_layer : self._cut.end_layer]
 
-    def own(self, caches: Sequence[Any]) -> Sequence[Any]:
-        """Those of `caches` that belong to this shard's layers."""
-        return caches[self._cut.first_layer : self._cut.end_layer]
+    def _all_caches(self) -> list[Any]:
+        made = getattr(self._model, "make_cache", None)
+        if made is None:
+            return [runtime_module("cache").KVCache() for _ in range(self._cut.layers)]
+        found: list[Any] = made()
+        return found
 
 
 def _inner(model: Any) -> tuple[list[str], Any, str]:
@@ -232,14 +232,15 @@ def _parts(model: Any, cut: Cut) -> list[list[mx.array]]:
     return [by_part[part] for part in wanted if part in by_part]
 
 
-def _mirrored(caches: list[Any], cut: Cut) -> list[Any]:
-    """`caches` with those of other ranks replaced by one of this rank, of the same kind where there is one.
+def _mirrors(caches: Sequence[Any], cut: Cut) -> list[int]:
+    """For each layer of the model which of the shard's caches it is given: its own, or, elsewhere, one of its kind.
 
     A model asks one layer's cache for the place in the sequence on behalf of all, or of all of its kind.
     """
-    own = caches[cut.first_layer : cut.end_layer]
-    kinds = {_kind(cache): cache for cache in own}
-    return [cache if cut.has(place) else kinds.get(_kind(cache), own[0]) for place, cache in enumerate(caches)]
+    kinds = {_kind(cache): place for place, cache in enumerate(caches[cut.first_layer : cut.end_layer])}
+    return [
+        place - cut.first_layer if cut.has(place) else kinds.get(_kind(cache), 0) for place, cache in enumerate(caches)
+    ]
 
 
 def _kind(cache: Any) -> object:

@@ -12,15 +12,15 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
 from services.runner.shard import frames, shard_model
 from services.runner.shard.architecture import Cut
-from services.runner.shard.sampling import Sampled, pick
+from services.runner.shard.sampling import Sampled, looks_back, pick
+from services.runner.shard.sequences import OneSequence, Sequences
 from services.runner.shard.shard_model import Progress, ShardModel, WeightForm
 from ullage.v1 import runner_service_pb2
 
@@ -34,14 +34,6 @@ class Hidden(NamedTuple):
     data: bytes
 
 
-@dataclass
-class _Sequence:
-    cache: list[Any]
-    sampling: runner_service_pb2.SamplingParameters
-    tokens: int = 0
-    """How many have been taken so far."""
-
-
 class Engine:
     """A shard's weights and the KV caches of its sequences. Calls run in the order they were made."""
 
@@ -50,7 +42,7 @@ class Engine:
         self._on_cpu = on_cpu
         self._model: ShardModel | None = None
         self._cut = Cut(0, 0, 0)
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences = Sequences(lambda: self._loaded().new_cache())
         self.steps_done = 0
 
     async def load(self, folder: Path, cut: Cut, form: WeightForm, progress: Progress) -> None:
@@ -83,62 +75,94 @@ class Engine:
         Gives the hidden state for the next rank; where this rank is also the last, the token sampled after
         the last of them, or None unless `wants_token`. The first call for a sequence opens it.
         """
+        token_ids = list(tokens) if looks_back(sampling) else []
         return await self._run(
-            lambda: self._step(generation_id, mx.array(list(tokens), dtype=mx.int32), sampling, wants_token=wants_token)
+            lambda: self._step(
+                self._sequences.alone(generation_id, sampling),
+                mx.array(list(tokens), dtype=mx.int32),
+                token_ids,
+                wants_token=wants_token,
+            )
         )
 
     async def forward_hidden(self, activation: runner_service_pb2.Activation) -> Hidden | Sampled | None:
         """Take a checked activation further along its sequence, on a later rank; else as `forward_tokens`."""
         return await self._run(
             lambda: self._step(
-                activation.generation_id,
+                self._sequences.alone(activation.generation_id, activation.sampling),
                 frames.unpacked(activation),
-                activation.sampling,
+                activation.token_ids,
                 wants_token=activation.sample,
             )
         )
+
+    async def forward_token_batch(
+        self, rows: Sequence[frames.BatchRow], tokens: Sequence[int]
+    ) -> Hidden | list[Sampled]:
+        """Take one of `tokens` further along each of the open sequences `rows` names, on the first rank.
+
+        Gives the hidden states for the next rank, or, where this is also the last, the tokens after them.
+        """
+        return await self._run(lambda: self._step_batch(rows, mx.array(list(tokens), dtype=mx.int32)))
+
+    async def forward_hidden_batch(self, batch: runner_service_pb2.ActivationBatch) -> Hidden | list[Sampled]:
+        """Take a checked batch further along its sequences, on a later rank; else as `forward_token_batch`."""
+        return await self._run(lambda: self._step_batch(batch.rows, frames.unpacked_batch(batch)))
 
     def close_sequence(self, generation_id: str) -> None:
         """Have the sequence's KV cache freed, after the steps asked for so far; one that is not there is no error."""
 
         def on_thread() -> None:
-            if self._sequences.pop(generation_id, None) is not None:
+            if self._sequences.close(generation_id):
                 _give_memory_back()
 
         self._thread.submit(on_thread)
 
     def _step(
-        self,
-        generation_id: str,
-        inputs: mx.array,
-        sampling: runner_service_pb2.SamplingParameters,
-        *,
-        wants_token: bool,
+        self, sequence: OneSequence, inputs: mx.array, token_ids: Sequence[int], *, wants_token: bool
     ) -> Hidden | Sampled | None:
         model = self._loaded()
-        sequence = self._sequences.get(generation_id)
-        if sequence is None:
-            sequence = self._sequences[generation_id] = _Sequence(model.new_cache(), sampling)
-        if mx.issubdtype(inputs.dtype, mx.floating):
-            inputs = inputs.astype(model.dtype)
-        hidden = model.forward(inputs, sequence.cache)
+        hidden = model.forward(self._widened(inputs), sequence.caches)
         sequence.tokens += inputs.shape[0]
+        sequence.seen.update(token_ids)
         result = self._finish(model, sequence, hidden, wants_token=wants_token)
         self.steps_done += 1
         return result
 
     def _finish(
-        self, model: ShardModel, sequence: _Sequence, hidden: mx.array, *, wants_token: bool
+        self, model: ShardModel, sequence: OneSequence, hidden: mx.array, *, wants_token: bool
     ) -> Hidden | Sampled | None:
         if not self._cut.is_last:
             mx.eval(hidden)
             return Hidden(*frames.packed(hidden))
         if not wants_token:
             # The hidden state itself is not needed; the caches are.
-            mx.eval([entry.state for entry in model.own(sequence.cache)])
+            mx.eval([entry.state for entry in sequence.caches])
             return None
-        position = sequence.tokens
-        return pick(model.scores(hidden), sequence.sampling, position)
+        return pick(model.scores(hidden), sequence.sampling, sequence.tokens, sequence.seen)
+
+    def _step_batch(self, rows: Sequence[frames.BatchRow], inputs: mx.array) -> Hidden | list[Sampled]:
+        model = self._loaded()
+        batch = self._sequences.together([row.generation_id for row in rows])
+        hidden = model.forward_batch(self._widened(inputs), batch.caches)
+        for row, sequence in zip(rows, batch.members, strict=True):
+            sequence.tokens += 1
+            if row.HasField("token_id"):
+                sequence.seen.add(row.token_id)
+        self.steps_done += 1
+        if not self._cut.is_last:
+            mx.eval(hidden)
+            return Hidden(*frames.packed(hidden))
+        scores = model.scores_batch(hidden)
+        mx.eval(scores)
+        return [
+            pick(scores[place], sequence.sampling, sequence.tokens, sequence.seen)
+            for place, sequence in enumerate(batch.members)
+        ]
+
+    def _widened(self, inputs: mx.array) -> mx.array:
+        """Hidden states in the type this shard computes in; tokens as they are."""
+        return inputs.astype(self._loaded().dtype) if mx.issubdtype(inputs.dtype, mx.floating) else inputs
 
     def _loaded(self) -> ShardModel:
         if self._model is None:

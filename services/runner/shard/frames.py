@@ -13,9 +13,10 @@ import grpc
 import mlx.core as mx
 
 from services.rpc import RpcError
+from services.runner.shard.sampling import Sampled
 from ullage.v1 import dispatch_service_pb2, runner_service_pb2
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Raised when ranks of this release cannot work with those of an older one."""
 
 CHUNK_TOKENS_MAX: Final = 128
@@ -33,6 +34,8 @@ _ELEMENT_TYPES: Final = {dtype: element_type for element_type, dtype in _DTYPES.
 _VIEW_FORMATS: Final = {4: "f", 2: "H"}
 
 Activation = runner_service_pb2.Activation
+ActivationBatch = runner_service_pb2.ActivationBatch
+BatchRow = runner_service_pb2.BatchRow
 ForwardRequest = runner_service_pb2.ForwardRequest
 
 
@@ -57,11 +60,38 @@ def packed(hidden: mx.array) -> tuple[runner_service_pb2.ElementType.ValueType, 
 
 def unpacked(activation: Activation) -> mx.array:
     """The hidden state in a frame that was checked, in the type it travelled in."""
-    dtype = _DTYPES[activation.element_type]
-    shape = [activation.tokens, activation.hidden_size]
-    raw: Any = memoryview(activation.data)
+    return _array(activation.data, activation.element_type, [activation.tokens, activation.hidden_size])
+
+
+def unpacked_batch(batch: ActivationBatch) -> mx.array:
+    """The hidden states in a batch that was checked, a row for each of its sequences."""
+    return _array(batch.data, batch.element_type, [len(batch.rows), batch.hidden_size])
+
+
+def _array(data: bytes, element_type: runner_service_pb2.ElementType.ValueType, shape: list[int]) -> mx.array:
+    dtype = _DTYPES[element_type]
+    raw: Any = memoryview(data)
     flat = mx.array(raw.cast(_VIEW_FORMATS[dtype.size]))
     return (flat if dtype == mx.float32 else flat.view(dtype)).reshape(shape)
+
+
+def token(generation_id: str, position: int, sampled: Sampled) -> runner_service_pb2.SampledToken:
+    """A sampled token, to be at `position`, as it travels."""
+    likeliest = [
+        runner_service_pb2.TokenCandidate(token_id=token_id, logprob=logprob) for token_id, logprob in sampled.likeliest
+    ]
+    return runner_service_pb2.SampledToken(
+        generation_id=generation_id,
+        position=position,
+        token_id=sampled.token_id,
+        logprob=sampled.logprob,
+        likeliest=likeliest,
+    )
+
+
+def sampled(token: runner_service_pb2.SampledToken) -> Sampled:
+    """A token that travelled, as it was sampled."""
+    return Sampled(token.token_id, token.logprob, [(each.token_id, each.logprob) for each in token.likeliest])
 
 
 def hello(assignment: dispatch_service_pb2.Assignment, to_rank: int) -> ForwardRequest:
@@ -118,15 +148,28 @@ class Inspector:
     def check(self, activation: Activation) -> None:
         """Raise RpcError INVALID_ARGUMENT unless the model can take `activation` next; then remember it."""
         _check_shape(activation, self._hidden_size)
-        generation_id, expected = activation.generation_id, self._next_positions.get(activation.generation_id)
-        if expected is None and len(self._next_positions) >= self._sequences_max:
+        generation_id = activation.generation_id
+        if generation_id not in self._next_positions and len(self._next_positions) >= self._sequences_max:
             raise _invalid(f"sequence {generation_id} would be one more than the {self._sequences_max} placed for")
-        if activation.position != (expected or 0):
+        self._advance(generation_id, activation.position, activation.tokens)
+
+    def check_batch(self, batch: ActivationBatch) -> None:
+        """As `check`, for one token each of several sequences, all of them open."""
+        _check_rows(batch, self._hidden_size)
+        ids = [row.generation_id for row in batch.rows]
+        if len(set(ids)) != len(ids) or not self._next_positions.keys() >= set(ids):
+            raise _invalid(f"a batch of {len(ids)} sequences names one twice, or one that was not begun")
+        for row in batch.rows:
+            self._advance(row.generation_id, row.position, 1)
+
+    def _advance(self, generation_id: str, position: int, tokens: int) -> None:
+        expected = self._next_positions.get(generation_id, 0)
+        if position != expected:
             raise _invalid(
-                f"tokens of sequence {generation_id} start at {activation.position}, not at {expected or 0}: "
+                f"tokens of sequence {generation_id} start at {position}, not at {expected}: "
                 "a frame was lost or repeated"
             )
-        end = activation.position + activation.tokens
+        end = position + tokens
         if end > self._context_tokens:
             raise _invalid(f"sequence {generation_id} reaches {end} tokens, the context holds {self._context_tokens}")
         self._next_positions[generation_id] = end
@@ -137,18 +180,28 @@ class Inspector:
 
 
 def _check_shape(activation: Activation, hidden_size: int) -> None:
-    if activation.hidden_size != hidden_size:
-        raise _invalid(f"rows of {activation.hidden_size} elements; the model's have {hidden_size}")
     if not 1 <= activation.tokens <= CHUNK_TOKENS_MAX:
         raise _invalid(f"{activation.tokens} tokens in one frame: 1 to {CHUNK_TOKENS_MAX} are taken")
-    dtype = _DTYPES.get(activation.element_type)
+    if len(activation.token_ids) not in {0, activation.tokens}:
+        raise _invalid(f"{len(activation.token_ids)} token ids beside {activation.tokens} tokens")
+    _check_data(activation, activation.tokens, hidden_size)
+
+
+def _check_rows(batch: ActivationBatch, hidden_size: int) -> None:
+    if not batch.rows:
+        raise _invalid("a batch without rows")
+    _check_data(batch, len(batch.rows), hidden_size)
+
+
+def _check_data(frame: Activation | ActivationBatch, rows: int, hidden_size: int) -> None:
+    if frame.hidden_size != hidden_size:
+        raise _invalid(f"rows of {frame.hidden_size} elements; the model's have {hidden_size}")
+    dtype = _DTYPES.get(frame.element_type)
     if dtype is None:
-        raise _invalid(f"element type {activation.element_type} is not one of float32, float16, bfloat16")
-    wanted_bytes = activation.tokens * hidden_size * dtype.size
-    if len(activation.data) != wanted_bytes:
-        raise _invalid(
-            f"{len(activation.data)} bytes for {activation.tokens} x {hidden_size} elements: {wanted_bytes} expected"
-        )
+        raise _invalid(f"element type {frame.element_type} is not one of float32, float16, bfloat16")
+    wanted_bytes = rows * hidden_size * dtype.size
+    if len(frame.data) != wanted_bytes:
+        raise _invalid(f"{len(frame.data)} bytes for {rows} x {hidden_size} elements: {wanted_bytes} expected")
 
 
 def _invalid(message: str) -> RpcError:

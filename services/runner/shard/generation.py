@@ -10,7 +10,6 @@ import asyncio
 import secrets
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,10 +18,11 @@ import grpc
 from services.clock import Clock
 from services.rpc import RpcError
 from services.runner.shard import frames, sampling
+from services.runner.shard.batches import Batches
 from services.runner.shard.life import Life
 from services.runner.shard.pipeline import Pipeline
 from services.runner.shard.sampling import Sampled
-from services.runner.shard.text import Detokenizer, StopStrings, Text, TextError
+from services.runner.shard.text import REPLACEMENT, Detokenizer, StopStrings, Text, TextError
 from ullage.v1 import dispatch_service_pb2, event_pb2, runner_service_pb2
 
 CONTINUED_TOKENS: Final = 8
@@ -65,11 +65,12 @@ class Generations:
     ) -> None:
         self._assignment = assignment
         self._pipeline = pipeline
+        self._batches = Batches(pipeline, groups=len(assignment.peers))
         self._text = text
         self._life = life
         self._clock = clock
         self._at_once = max(1, assignment.concurrent_sequences)
-        self._slots = asyncio.Semaphore(self._at_once)
+        self._places = asyncio.Semaphore(self._at_once)
         self._admitted = 0
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateResponse, None]:
@@ -81,19 +82,19 @@ class Generations:
         sampling.checked(request.sampling)
         if len(request.generation_id) > GENERATION_ID_CHARACTERS_MAX:
             raise _invalid(f"generation_id is longer than {GENERATION_ID_CHARACTERS_MAX} characters")
-        async with self._slot():
-            answer = self._begin(request, prompt)
-            reason = "error"
-            try:
-                async for response in self._pieces(answer):
-                    yield response
-                reason = runner_service_pb2.FinishReason.Name(answer.finish_reason)
-                reason = reason.removeprefix("FINISH_REASON_").lower()
-            except (asyncio.CancelledError, GeneratorExit):
-                reason = "cancelled"
-                raise
-            finally:
-                self._end(answer, reason)
+        await self._wait_for_place()
+        answer = self._begin(request, prompt)
+        reason = "error"
+        try:
+            async for response in self._pieces(answer):
+                yield response
+            reason = runner_service_pb2.FinishReason.Name(answer.finish_reason)
+            reason = reason.removeprefix("FINISH_REASON_").lower()
+        except (asyncio.CancelledError, GeneratorExit):
+            reason = "cancelled"
+            raise
+        finally:
+            self._end(answer, reason)
 
     def _checked_prompt(self, request: GenerateRequest) -> Sequence[int]:
         try:
@@ -124,9 +125,8 @@ class Generations:
             case _:
                 return ()
 
-    @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        """A place among the answers made at once, waited for in a bounded queue."""
+    async def _wait_for_place(self) -> None:
+        """Take a place among the answers made at once, after those who wait. Raises RpcError when too many do."""
         if self._admitted >= 2 * self._at_once:
             raise RpcError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -136,10 +136,14 @@ class Generations:
             )
         self._admitted += 1
         try:
-            async with self._slots:
-                yield
-        finally:
+            await self._places.acquire()
+        except BaseException:
             self._admitted -= 1
+            raise
+
+    def _leave_place(self) -> None:
+        self._places.release()
+        self._admitted -= 1
 
     def _begin(self, request: GenerateRequest, prompt: Sequence[int]) -> _Answer:
         parameters = runner_service_pb2.SamplingParameters()
@@ -169,9 +173,9 @@ class Generations:
         return answer
 
     async def _pieces(self, answer: _Answer) -> AsyncIterator[GenerateResponse]:
-        token = (await self._prefilled(answer)).token_id
+        sampled = await self._prefilled(answer)
         while True:
-            response = self._taken(answer, token)
+            response = self._taken(answer, sampled)
             if answer.is_finished:
                 response.text += answer.stops.rest()
                 response.summary.CopyFrom(self._summary(answer))
@@ -179,7 +183,7 @@ class Generations:
                 return
             yield response
             position = len(answer.prompt) + answer.generated - 1
-            token = (await self._step(answer, position, [token])).token_id
+            sampled = await self._batches.step(answer.sequence_id, position, sampled.token_id, answer.sampling)
 
     async def _prefilled(self, answer: _Answer) -> Sampled:
         """Send the prompt through the ranks, and return the first token of the answer."""
@@ -188,17 +192,16 @@ class Generations:
         for start in earlier:
             chunk = answer.prompt[start : start + size]
             await self._pipeline.step(answer.sequence_id, start, chunk, answer.sampling, wants_token=False)
-        first = await self._step(answer, last, answer.prompt[last:])
+        first = await self._pipeline.step(
+            answer.sequence_id, last, answer.prompt[last:], answer.sampling, wants_token=True
+        )
+        assert first is not None  # noqa: S101 - what `wants_token` promises
         answer.first_token_at = self._clock.monotonic()
         return first
 
-    async def _step(self, answer: _Answer, position: int, tokens: Sequence[int]) -> Sampled:
-        sampled = await self._pipeline.step(answer.sequence_id, position, tokens, answer.sampling, wants_token=True)
-        assert sampled is not None  # noqa: S101 - what `wants_token` promises
-        return sampled
-
-    def _taken(self, answer: _Answer, token: int) -> GenerateResponse:
-        """What becomes certain with `token`; decides whether the answer is finished."""
+    def _taken(self, answer: _Answer, sampled: Sampled) -> GenerateResponse:
+        """What becomes certain with a token; decides whether the answer is finished."""
+        token = sampled.token_id
         if token in self._text.end_ids:
             answer.finish_reason = runner_service_pb2.FINISH_REASON_STOP
             return GenerateResponse()
@@ -208,7 +211,25 @@ class Generations:
             answer.finish_reason = runner_service_pb2.FINISH_REASON_STOP
         elif answer.generated >= answer.tokens_max:
             answer.finish_reason = runner_service_pb2.FINISH_REASON_LENGTH
-        return GenerateResponse(text=text, token_ids=[token])
+        logprobs = [self._logprob(sampled)] if answer.sampling.HasField("logprobs") else []
+        return GenerateResponse(text=text, token_ids=[token], logprobs=logprobs)
+
+    def _logprob(self, sampled: Sampled) -> runner_service_pb2.TokenLogprob:
+        likeliest = [
+            runner_service_pb2.TokenCandidate(token_id=token, logprob=logprob, text=self._alone(token))
+            for token, logprob in sampled.likeliest
+        ]
+        return runner_service_pb2.TokenLogprob(
+            token_id=sampled.token_id,
+            logprob=sampled.logprob,
+            text=self._alone(sampled.token_id),
+            likeliest=likeliest,
+        )
+
+    def _alone(self, token: int) -> str:
+        """What a token reads as without its neighbours; empty where that is no whole character."""
+        text = self._text.decode([token])
+        return "" if REPLACEMENT in text else text
 
     def _summary(self, answer: _Answer) -> runner_service_pb2.GenerationSummary:
         prefill_seconds, decode_seconds = self._seconds(answer)
@@ -229,7 +250,12 @@ class Generations:
         return prefilled_at - answer.started_at, now - prefilled_at
 
     def _end(self, answer: _Answer, reason: str) -> None:
-        self._pipeline.close_sequence(answer.sequence_id)
+        def close() -> None:
+            self._pipeline.close_sequence(answer.sequence_id)
+            # Only now: the other ranks hold no more sequences than there are places.
+            self._leave_place()
+
+        self._batches.leave(answer.sequence_id, close)
         prefill_seconds, decode_seconds = self._seconds(answer)
         self._life.generation_finished(
             event_pb2.GenerationFinished(

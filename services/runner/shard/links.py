@@ -145,7 +145,7 @@ class Downstream:
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 # The reader learns why.
                 return
-            if frame.HasField("activation"):
+            if frame.HasField("activation") or frame.HasField("batch"):
                 self._room.release()
 
     async def _read(self) -> None:

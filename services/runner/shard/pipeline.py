@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 import structlog
 
 from services.clock import Clock
 from services.rpc import RpcError
+from services.runner.shard import frames
 from services.runner.shard.engine import Engine, Hidden
 from services.runner.shard.frames import ForwardRequest, Inspector, rank_name
 from services.runner.shard.life import Life
 from services.runner.shard.links import FRAMES_WAITING_MAX, RANK_LOST, Downstream, LinkError, Upstream, blame, together
-from services.runner.shard.sampling import Sampled
+from services.runner.shard.sampling import Sampled, looks_back
 from ullage.v1 import dispatch_service_pb2, runner_service_pb2
 
 STEP_SECONDS_MAX: Final = 60.0
 """How long a token may be waited for while no rank finishes a step."""
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -98,20 +101,43 @@ class Pipeline:
         activation = self._activation(generation_id, position, len(tokens), result, sample=wants_token)
         if position == 0:
             activation.sampling.CopyFrom(sampling)
+        if looks_back(sampling):
+            activation.token_ids.extend(tokens)
+        frame = ForwardRequest(activation=activation)
         if not wants_token:
-            await self._sent(activation)
+            await self._sent(frame)
             return None
-        awaited: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
-        self._awaited[generation_id] = awaited
-        try:
-            await self._sent(activation)
-            return await awaited
-        finally:
-            self._awaited.pop(generation_id, None)
+        (sampled,) = await self._answered(frame, [generation_id])
+        return sampled
 
-    async def _sent(self, activation: runner_service_pb2.Activation) -> None:
+    async def step_batch(self, rows: Sequence[frames.BatchRow], tokens: Sequence[int]) -> Sequence[Sampled]:
+        """Take one of `tokens` further along each of the sequences `rows` names, and return what comes after each.
+
+        Raises RpcError as `step`. Only on the first rank.
+        """
+        self._check_alive()
+        result = await self._computed(self._engine.forward_token_batch(rows, tokens))
+        if not isinstance(result, Hidden):
+            return result
+        return await self._answered(
+            ForwardRequest(batch=self._batch(rows, result)), [row.generation_id for row in rows]
+        )
+
+    async def _answered(self, frame: ForwardRequest, generation_ids: Sequence[str]) -> Sequence[Sampled]:
+        """The tokens sampled after `frame`, one for each of the sequences in it."""
+        loop = asyncio.get_running_loop()
+        awaited: dict[str, asyncio.Future[Sampled]] = {each: loop.create_future() for each in generation_ids}
+        self._awaited.update(awaited)
+        try:
+            await self._sent(frame)
+            return await asyncio.gather(*awaited.values())
+        finally:
+            for each in generation_ids:
+                self._awaited.pop(each, None)
+
+    async def _sent(self, frame: ForwardRequest) -> None:
         assert self._downstream is not None  # noqa: S101 - there is nobody to send to without neighbours
-        await self._downstream.send(ForwardRequest(activation=activation))
+        await self._downstream.send(frame)
         self._check_alive()
         self._steps_asked += 1
 
@@ -145,13 +171,24 @@ class Pipeline:
             sample=sample,
         )
 
+    def _batch(self, rows: Sequence[frames.BatchRow], hidden: Hidden) -> runner_service_pb2.ActivationBatch:
+        return runner_service_pb2.ActivationBatch(
+            rows=rows,
+            hidden_size=self._assignment.model.hidden_size,
+            element_type=hidden.element_type,
+            data=hidden.data,
+        )
+
     async def _take(self, frame: ForwardRequest) -> None:
         """Check a frame from the rank before, and see that it is worked on. Raises RpcError for a wrong one."""
         kind = frame.WhichOneof("frame")
         if self._assignment.rank == 0:
-            self._take_token(frame)
+            self._take_tokens(frame)
         elif kind == "activation":
             self._inspector.check(frame.activation)
+            await self._inbox.put(frame)
+        elif kind == "batch":
+            self._inspector.check_batch(frame.batch)
             await self._inbox.put(frame)
         elif kind == "closed":
             self._inspector.closed(frame.closed.generation_id)
@@ -159,14 +196,17 @@ class Pipeline:
         else:
             raise _unexpected(frame)
 
-    def _take_token(self, frame: ForwardRequest) -> None:
-        if frame.WhichOneof("frame") != "token" or frame.token.token_id >= self._assignment.model.vocabulary_size:
+    def _take_tokens(self, frame: ForwardRequest) -> None:
+        tokens = frame.tokens.tokens if frame.HasField("tokens") else [frame.token]
+        vocabulary_size = self._assignment.model.vocabulary_size
+        if frame.WhichOneof("frame") not in {"token", "tokens"} or any(t.token_id >= vocabulary_size for t in tokens):
             raise _unexpected(frame)
         self._tokens_received += 1
-        awaited = self._awaited.get(frame.token.generation_id)
-        # A token of a sequence that was closed meanwhile is of no use to anybody.
-        if awaited is not None and not awaited.done():
-            awaited.set_result(Sampled(frame.token.token_id, frame.token.logprob))
+        for token in tokens:
+            awaited = self._awaited.get(token.generation_id)
+            # A token of a sequence that was closed meanwhile is of no use to anybody.
+            if awaited is not None and not awaited.done():
+                awaited.set_result(frames.sampled(token))
 
     async def _compute(self) -> None:
         """Work on what came, for ever: the life of every rank but the first."""
@@ -187,23 +227,33 @@ class Pipeline:
                 self._downstream.send_now(frame)
             self._engine.close_sequence(frame.closed.generation_id)
             return
+        if frame.WhichOneof("frame") == "batch":
+            await self._work_on_batch(frame.batch, self._downstream)
+            return
         taken = frame.activation
         result = await self._engine.forward_hidden(taken)
         if isinstance(result, Sampled):
-            token = runner_service_pb2.SampledToken(
-                generation_id=taken.generation_id,
-                position=taken.position + taken.tokens,
-                token_id=result.token_id,
-                logprob=result.logprob,
-            )
+            token = frames.token(taken.generation_id, taken.position + taken.tokens, result)
             self._downstream.send_now(ForwardRequest(token=token))
         elif isinstance(result, Hidden):
             passed = self._activation(taken.generation_id, taken.position, taken.tokens, result, sample=taken.sample)
+            passed.token_ids.extend(taken.token_ids)
             if taken.HasField("sampling"):
                 passed.sampling.CopyFrom(taken.sampling)
             await self._downstream.send(ForwardRequest(activation=passed))
 
-    async def _computed(self, step: Awaitable[Hidden | Sampled | None]) -> Hidden | Sampled | None:
+    async def _work_on_batch(self, taken: runner_service_pb2.ActivationBatch, downstream: Downstream) -> None:
+        result = await self._engine.forward_hidden_batch(taken)
+        if isinstance(result, Hidden):
+            await downstream.send(ForwardRequest(batch=self._batch(taken.rows, result)))
+            return
+        tokens = [
+            frames.token(row.generation_id, row.position + 1, sampled)
+            for row, sampled in zip(taken.rows, result, strict=True)
+        ]
+        downstream.send_now(ForwardRequest(tokens=runner_service_pb2.SampledTokens(tokens=tokens)))
+
+    async def _computed(self, step: Awaitable[T]) -> T:
         """The result of a step on this rank; one that fails takes the shard with it."""
         try:
             return await step

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -21,6 +22,8 @@ GREEDY_BELOW: Final = 1e-3
 """Below this temperature the likeliest token has all the probability a 4-byte float can tell from 1."""
 STOPS_MAX: Final = 16
 STOP_CHARACTERS_MAX: Final = 1024
+LOGPROBS_MAX: Final = 20
+REPETITION_PENALTY_MAX: Final = 10.0
 
 
 class Sampled(NamedTuple):
@@ -28,6 +31,8 @@ class Sampled(NamedTuple):
 
     token_id: int
     logprob: float
+    likeliest: Sequence[tuple[int, float]] = ()
+    """The likeliest tokens with theirs, where they were asked for."""
 
 
 def checked(sampling: runner_service_pb2.SamplingParameters) -> None:
@@ -38,8 +43,9 @@ def checked(sampling: runner_service_pb2.SamplingParameters) -> None:
     _within("min_p", sampling.min_p, 0.0, 1.0)
     if sampling.HasField("max_tokens") and sampling.max_tokens == 0:
         raise _invalid("max_tokens is 0: ask for at least 1, or leave it out for as many as the context leaves")
-    if sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1.0:
-        raise _invalid("repetition_penalty is not supported yet: leave it out, or set it to 1")
+    if sampling.HasField("repetition_penalty"):
+        _within("repetition_penalty", sampling.repetition_penalty, 0.0, REPETITION_PENALTY_MAX, low_excluded=True)
+    _within("logprobs", sampling.logprobs, 0, LOGPROBS_MAX)
     if len(sampling.stop) > STOPS_MAX:
         raise _invalid(f"{len(sampling.stop)} stop strings: at most {STOPS_MAX} are taken")
     for stop in sampling.stop:
@@ -58,20 +64,53 @@ def _invalid(message: str) -> RpcError:
     return RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, reason="SAMPLING_PARAMETER")
 
 
-def pick(logits: mx.array, sampling: runner_service_pb2.SamplingParameters, position: int) -> Sampled:
-    """The token at `position`, from the scores (one row, one for each token of the vocabulary) there."""
+def looks_back(sampling: runner_service_pb2.SamplingParameters) -> bool:
+    """Whether a token depends on which tokens came before it, beside the scores."""
+    return sampling.HasField("repetition_penalty") and sampling.repetition_penalty != 1.0
+
+
+def pick(
+    logits: mx.array, sampling: runner_service_pb2.SamplingParameters, position: int, seen: Collection[int] = ()
+) -> Sampled:
+    """The token at `position`, from the scores (one row, one for each token of the vocabulary) there.
+
+    `seen` are the tokens before it, where sampling looks back.
+    """
     scores = logits.astype(mx.float32).reshape(-1)
     logprobs = scores - mx.logsumexp(scores)
+    chances = logprobs
+    if seen and looks_back(sampling):
+        scores = _penalised(scores, seen, sampling.repetition_penalty)
+        chances = scores - mx.logsumexp(scores)
     if sampling.temperature < GREEDY_BELOW:
-        token = mx.argmax(logprobs)
+        token = mx.argmax(chances)
     else:
-        kept = _kept(logprobs, sampling)
+        kept = _kept(chances, sampling)
         token = mx.random.categorical(kept / sampling.temperature, key=_key(sampling.seed, position))
     chosen = logprobs[token]
     mx.eval(token, chosen)
     token_id: Any = token.item()
     logprob: Any = chosen.item()
-    return Sampled(int(token_id), float(logprob))
+    return Sampled(int(token_id), float(logprob), _likeliest(logprobs, sampling.logprobs))
+
+
+def _penalised(scores: mx.array, seen: Collection[int], penalty: float) -> mx.array:
+    """`scores` with those of the tokens in `seen` made less likely."""
+    places = mx.array(sorted(seen))
+    before = scores[places]
+    scores[places] = mx.where(before > 0, before / penalty, before * penalty)
+    return scores
+
+
+def _likeliest(logprobs: mx.array, count: int) -> list[tuple[int, float]]:
+    """The `count` likeliest tokens, each with its log probability; of equal ones the first."""
+    count = min(count, logprobs.size)
+    if count == 0:
+        return []
+    order = mx.argsort(-logprobs)[:count]
+    places: Any = order.tolist()
+    values: Any = logprobs[order].tolist()
+    return list(zip(places, values, strict=True))
 
 
 def _kept(logprobs: mx.array, sampling: runner_service_pb2.SamplingParameters) -> mx.array:

@@ -42,20 +42,24 @@ class ShardModel:
         """The type of activations and KV cache."""
 
     def new_cache(self) -> list[Any]:
-        """An empty KV cache for one sequence."""
+        """An empty KV cache for one sequence: an entry for each of the shard's layers."""
         return self._pieces.new_caches()
-
-    def own(self, cache: Sequence[Any]) -> Sequence[Any]:
-        """The part of a KV cache that grows here: an entry for each of this shard's layers."""
-        return self._pieces.own(cache)
 
     def forward(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         """The hidden states after this shard, a row for each token or row of `inputs`; `cache` grows by as many."""
         return self._pieces.hidden(inputs[None], cache)[0]
 
+    def forward_batch(self, inputs: mx.array, caches: list[Any]) -> mx.array:
+        """As `forward`, where each token or row of `inputs` is of another sequence, in the order of `caches`."""
+        return self._pieces.hidden(inputs[:, None], caches)[:, 0]
+
     def scores(self, hidden: mx.array) -> mx.array:
         """The scores of the token that follows the last row of `hidden`. Only on the last rank."""
         return self._pieces.scores(hidden[None, -1:])[0, 0]
+
+    def scores_batch(self, hidden: mx.array) -> mx.array:
+        """The scores of the token that follows each row of `hidden`, all of other sequences. Only on the last rank."""
+        return self._pieces.scores(hidden[:, None])[:, 0]
 
 
 def read_config(folder: Path) -> dict[str, Any]:

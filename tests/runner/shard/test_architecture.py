@@ -51,7 +51,7 @@ def run(shards: list[ShardModel]) -> tuple[list[int], list[mx.array]]:
     return tokens, all_scores
 
 
-def kept(shard: ShardModel, cache: list[Any]) -> list[int]:
+def kept(cache: list[Any]) -> list[int]:
     """Numbers that the cache of each of the shard's layers keeps of one token."""
 
     def of_one(entry: Any) -> int:
@@ -61,7 +61,7 @@ def kept(shard: ShardModel, cache: list[Any]) -> list[int]:
         arrays = [array for array in (entry.keys, entry.values) if array is not None]
         return sum(array.shape[1] * array.shape[3] for array in arrays)
 
-    return [of_one(entry) for entry in shard.own(cache)]
+    return [of_one(entry) for entry in cache]
 
 
 @pytest.mark.parametrize("model_type", sorted(model_folder.ADMITTED))
@@ -98,8 +98,8 @@ def test_a_model_takes_the_weights_and_the_cache_it_was_weighed_with(model_type:
         cache = shard.new_cache()
         inputs = shard.forward(inputs, cache)
         mx.eval(inputs)
-        assert kept(shard, cache) == [layer.kv_elements_per_token for layer in layers]
-        windows = [getattr(entry, "max_size", None) for entry in shard.own(cache)]
+        assert kept(cache) == [layer.kv_elements_per_token for layer in layers]
+        windows = [getattr(entry, "max_size", None) for entry in cache]
         assert windows == [layer.kv_window_tokens if layer.HasField("kv_window_tokens") else None for layer in layers]
 
 

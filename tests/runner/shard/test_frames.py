@@ -101,7 +101,11 @@ def test_the_rank_before_is_let_in() -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
-        ({"protocol_version": 2}, grpc.StatusCode.FAILED_PRECONDITION, "run the same release of Ullage on both nodes"),
+        (
+            {"protocol_version": frames.PROTOCOL_VERSION + 1},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "run the same release of Ullage on both nodes",
+        ),
         ({"digest": "d2"}, grpc.StatusCode.FAILED_PRECONDITION, "rank 0 on node n0 holds another model"),
         ({"instance_id": "i2"}, grpc.StatusCode.INVALID_ARGUMENT, "instance i2 from rank 0 to rank 1 is not expected"),
         ({"from_rank": 1}, grpc.StatusCode.INVALID_ARGUMENT, "which hears from rank 0"),

@@ -27,7 +27,7 @@ def drawn(count: int = 400, **values: Any) -> Counter[int]:
 
 
 def test_without_a_temperature_the_likeliest_token_is_picked() -> None:
-    token_id, logprob = pick(SCORES, parameters(), 0)
+    token_id, logprob, _ = pick(SCORES, parameters(), 0)
     assert token_id == 0
     assert math.isclose(logprob, math.log(0.5), rel_tol=1e-5)
 
@@ -78,7 +78,8 @@ def test_a_token_depends_on_seed_and_place_alone() -> None:
         ({"max_tokens": 0}, "max_tokens is 0: ask for at least 1, or leave it out for as many as the context leaves"),
         ({"stop": [""]}, "a stop string has 0 characters: 1 to 1024 are taken"),
         ({"stop": ["x"] * 17}, "17 stop strings: at most 16 are taken"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty is not supported yet: leave it out, or set it to 1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0: it must be in (0, 10]"),
+        ({"logprobs": 21}, "logprobs is 21: it must be in [0, 20]"),
     ],
 )
 def test_a_parameter_out_of_its_range_is_refused_with_the_range(values: dict[str, Any], message: str) -> None:
@@ -90,3 +91,24 @@ def test_a_parameter_out_of_its_range_is_refused_with_the_range(values: dict[str
 
 def test_parameters_within_their_ranges_are_taken() -> None:
     checked(parameters(temperature=0.7, top_p=1.0, top_k=40, min_p=0.05, max_tokens=1, stop=["\n"]))
+
+
+def test_a_repetition_penalty_makes_tokens_that_were_there_less_likely() -> None:
+    # Scores 2.3, 1.8, 1.1 and 0.0, those of tokens 0 and 1 halved.
+    token_id, logprob, _ = pick(SCORES, parameters(repetition_penalty=2.0), 5, {0, 1})
+    assert token_id == 0
+    assert math.isclose(logprob, math.log(0.5), rel_tol=1e-5)
+    assert pick(SCORES, parameters(repetition_penalty=3.0), 5, {0, 1}).token_id == 2
+    assert pick(SCORES, parameters(repetition_penalty=3.0), 5, set()).token_id == 0
+    assert pick(-SCORES, parameters(repetition_penalty=3.0), 5, {3}).token_id == 3
+
+
+def test_the_likeliest_are_told_with_the_models_own_probabilities() -> None:
+    sampled = pick(SCORES, parameters(logprobs=2, temperature=1.0, seed=3, repetition_penalty=5.0), 5, {0})
+    assert [token_id for token_id, _ in sampled.likeliest] == [0, 1]
+    assert all(
+        math.isclose(logprob, math.log(PROBABILITIES[token_id]), rel_tol=1e-5)
+        for token_id, logprob in sampled.likeliest
+    )
+    assert pick(SCORES, parameters(logprobs=0), 5).likeliest == []
+    assert len(pick(SCORES, parameters(logprobs=20), 5).likeliest) == 4

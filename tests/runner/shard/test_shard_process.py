@@ -87,6 +87,74 @@ async def test_answers_made_at_once_do_not_disturb_each_other(tiny: tuple[Path, 
         assert [answer.token_ids for answer in answers] == [whole(folder, prompt, 24) for prompt in prompts]
 
 
+async def test_answers_side_by_side_in_batches_are_those_made_alone(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    prompts = [[(place * 31 + each) % 250 for each in range(3 + 5 * place)] for place in range(8)]
+    # Of different lengths, so that answers leave their batch while others go on.
+    lengths = [40 - 3 * place for place in range(8)]
+    seeded = {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.3}
+    async with running(folder, model, 2, concurrent_sequences=8, context_tokens=128) as ring:
+        alone = [
+            await ring.generate(tokens=prompt, max_tokens=length, **seeded)
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+        together = await asyncio.gather(
+            *(
+                ring.generate(tokens=prompt, max_tokens=length, **seeded)
+                for prompt, length in zip(prompts, lengths, strict=True)
+            )
+        )
+        assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+        greedy = await asyncio.gather(*(ring.generate(tokens=prompt, max_tokens=16) for prompt in prompts))
+        assert [answer.token_ids for answer in greedy] == [whole(folder, prompt, 16) for prompt in prompts]
+
+
+async def test_a_client_that_goes_leaves_the_batch_and_the_others_go_on(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    prompts = [[(place * 31 + each) % 250 for each in range(3 + 5 * place)] for place in range(4)]
+    async with running(folder, model, concurrent_sequences=5, context_tokens=500) as ring:
+        gone = ring.children[0].runner.Generate(generate_request(tokens=PROMPT))
+        others = [asyncio.create_task(ring.generate(tokens=prompt, max_tokens=48)) for prompt in prompts]
+        async for response in gone:
+            if response.token_ids:
+                break
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        answers = await asyncio.gather(*others)
+        assert [answer.token_ids for answer in answers] == [whole(folder, prompt, 48) for prompt in prompts]
+
+
+async def test_a_penalty_looks_back_over_prompt_and_answer_at_any_split(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    found = []
+    for bounds in ((), (1, 3)):
+        async with running(folder, model, *bounds) as ring:
+            found.append((await ring.generate(tokens=PROMPT, max_tokens=40, repetition_penalty=10.0)).token_ids)
+            plain = (await ring.generate(tokens=PROMPT, max_tokens=40)).token_ids
+    assert found[0] == found[1] != plain
+    assert len(set(found[0])) > len(set(plain))
+
+
+async def test_log_probabilities_come_with_each_token_where_they_were_asked_for(
+    tiny: tuple[Path, model_pb2.Model],
+) -> None:
+    folder, model = tiny
+    async with running(folder, model, 2) as ring:
+        request = generate_request(tokens=PROMPT, max_tokens=4, logprobs=3)
+        told = [response async for response in ring.children[0].runner.Generate(request)]
+        entries = [entry for response in told for entry in response.logprobs]
+        assert [entry.token_id for entry in entries] == [token for response in told for token in response.token_ids]
+        for entry in entries:
+            assert entry.likeliest[0].token_id == entry.token_id
+            assert entry.likeliest[0].logprob == pytest.approx(entry.logprob)
+            assert len(entry.likeliest) == 3
+        plain = [
+            response
+            async for response in ring.children[0].runner.Generate(generate_request(tokens=PROMPT, max_tokens=4))
+        ]
+        assert not any(response.logprobs for response in plain)
+
+
 async def test_an_answer_ends_before_a_stop_string(tiny: tuple[Path, model_pb2.Model]) -> None:
     folder, model = tiny
     async with running(folder, model) as ring:

@@ -1,0 +1,133 @@
+"""The sequences a shard works on, each with its cache: alone, or side by side with others in one batch.
+
+What is computed side by side is kept side by side, so that a step of a batch copies nothing. Who joins and who
+leaves is said by the rows of each step, the same on every rank, and only then are caches moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from ullage.v1 import runner_service_pb2
+
+Caches = list[Any]
+"""An entry for each of the shard's layers."""
+
+
+@dataclass(eq=False)
+class Batch:
+    """Sequences side by side: row i of every cache is that of `members[i]`."""
+
+    members: list[OneSequence]
+    caches: Caches
+
+    def keep(self, members: Sequence[OneSequence]) -> None:
+        """Leave only `members`, in this order."""
+        rows = mx.array([self.members.index(each) for each in members])
+        for cache in self.caches:
+            cache.filter(rows)
+        self.members = list(members)
+
+    def add(self, members: Sequence[OneSequence]) -> None:
+        """Take in `members`, who are alone, after those who are here."""
+        for mine, theirs in zip(self.caches, _merged(members), strict=True):
+            mine.extend(theirs)
+            mx.eval(mine.state)
+        self.members += members
+
+
+@dataclass(eq=False)
+class OneSequence:
+    """One sequence. It has caches while it is alone, else a batch that holds them."""
+
+    sampling: runner_service_pb2.SamplingParameters
+    caches: Caches
+    batch: Batch | None = None
+    tokens: int = 0
+    """How many have been taken so far."""
+    seen: set[int] = field(default_factory=set)
+    """Which tokens were taken, where sampling looks back at them."""
+
+
+class Sequences:
+    """All of a shard. Belongs to the thread that computes."""
+
+    def __init__(self, new_caches: Callable[[], Caches]) -> None:
+        self._new_caches = new_caches
+        self._open: dict[str, OneSequence] = {}
+
+    def alone(self, generation_id: str, sampling: runner_service_pb2.SamplingParameters) -> OneSequence:
+        """The sequence with caches of its own; a new one is opened, to be sampled by `sampling`."""
+        found = self._open.get(generation_id)
+        if found is None:
+            found = self._open[generation_id] = OneSequence(sampling, self._new_caches())
+        _take_out(found)
+        return found
+
+    def together(self, generation_ids: Sequence[str]) -> Batch:
+        """These sequences, all open, side by side in this order; others that were with them leave."""
+        wanted = [self._open[each] for each in generation_ids]
+        batch = wanted[0].batch
+        if batch is not None and batch.members == wanted:
+            return batch
+        for each in set(batch.members if batch else ()).difference(wanted):
+            _take_out(each)
+        joining = [each for each in wanted if each.batch is not batch or batch is None]
+        for each in joining:
+            _take_out(each)
+        if batch is None:
+            batch = Batch(joining, _merged(joining))
+        elif joining:
+            batch.add(joining)
+        for each in joining:
+            each.batch, each.caches = batch, []
+        if batch.members != wanted:
+            batch.keep(wanted)
+        return batch
+
+    def close(self, generation_id: str) -> bool:
+        """Free the sequence's caches; False when it is not open."""
+        closed = self._open.pop(generation_id, None)
+        if closed is None:
+            return False
+        _leave(closed)
+        return True
+
+
+def _take_out(sequence: OneSequence) -> None:
+    """Give a sequence in a batch caches of its own."""
+    batch = sequence.batch
+    if batch is not None:
+        row = batch.members.index(sequence)
+        sequence.caches = [cache.extract(row) for cache in batch.caches]
+        mx.eval([cache.state for cache in sequence.caches])
+        _leave(sequence)
+
+
+def _leave(sequence: OneSequence) -> None:
+    batch, sequence.batch = sequence.batch, None
+    if batch is None:
+        return
+    staying = [each for each in batch.members if each is not sequence]
+    if staying:
+        batch.keep(staying)
+    else:
+        batch.members, batch.caches = [], []
+
+
+def _merged(members: Sequence[OneSequence]) -> Caches:
+    """The caches of `members` side by side, layer by layer, so that only one layer's is there twice at a time."""
+
+    def merged() -> Iterator[Any]:
+        for layer, first in enumerate(members[0].caches):
+            side_by_side = type(first).merge([each.caches[layer] for each in members])
+            mx.eval(side_by_side.state)
+            for each in members:
+                each.caches[layer] = None
+            yield side_by_side
+
+    return list(merged())
