@@ -19,8 +19,9 @@ from services.log_format import CorruptEventError
 from services.master.liveness import Bounds
 from services.master.log_file import LogFileError
 from services.master.log_lock import LogLockedError
+from services.master.retention import Policy
 from services.master.server import running
-from services.master.settings import DEFAULT_ADDRESS, LOG_NAME, Settings, SettingsError
+from services.master.settings import DEFAULT_ADDRESS, LOG_NAME, Settings, SettingsError, seconds
 
 SWITCH_INTERVAL_SECONDS: Final = 0.0005
 """How long the event loop may keep the log's writer waiting: Python's own 5 ms are ten commits' time."""
@@ -51,6 +52,12 @@ def main(  # noqa: PLR0917 - each is an option, given by name
     lost_after_ms: Annotated[
         int, typer.Option(envvar="ULLAGE_LOST_AFTER_MS", min=1, help="Silence after which a node is lost.")
     ] = 30_000,
+    keep_samples: Annotated[
+        str, typer.Option(envvar="ULLAGE_KEEP_SAMPLES", help="Keep every sample for so long, then one a minute.")
+    ] = "2h",
+    keep_minutes: Annotated[
+        str, typer.Option(envvar="ULLAGE_KEEP_MINUTES", help="Keep one sample a minute for so long; see `ullage log`.")
+    ] = "7d",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Show what a log says, without writing to it or its folder.")
     ] = False,
@@ -68,6 +75,7 @@ def main(  # noqa: PLR0917 - each is an option, given by name
             log_path=log_path or (state_dir or platformdirs.user_state_path("ullage")) / LOG_NAME,
             bounds=Bounds(suspect_after_ms / 1000, lost_after_ms / 1000),
             read_only=read_only,
+            retention=Policy(seconds(keep_samples), seconds(keep_minutes)),
             ready_file=ready_file,
         )
         asyncio.run(_run(settings))

@@ -11,6 +11,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,9 @@ def prepare(path: Path) -> None:
     with _opened(path, "mode=rwc") as connection:
         new = _refuse_foreign(path, connection)
     engine = writing_engine(path, journal_mode="DELETE" if new else "WAL")
+    if new:
+        # Before the first table: afterwards it takes a VACUUM, which stalls whoever writes.
+        on_connect(engine, ("auto_vacuum=INCREMENTAL",))
     try:
         with engine.begin() as connection:
             _migrate(path, connection)
@@ -56,6 +60,17 @@ def check_readable(path: Path, engine: Engine) -> None:
             raise LogFileError(f"{path} holds no events: if it is a copy, copy {path.name}-wal with it")
 
 
+@cache
+def expected_schema() -> dict[str, str]:
+    """What makes each table, index and trigger of a log that this release made."""
+    with tempfile.TemporaryDirectory(prefix="ullage-log-") as folder:
+        path = Path(folder) / "empty.db"
+        prepare(path)
+        with _opened(path, "mode=rw") as connection:
+            rows = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+            return {name: sql for name, sql in rows}  # noqa: C416 - mypy knows these to be pairs
+
+
 def writing_engine(path: Path, journal_mode: str = "WAL") -> Engine:
     """An engine for the one connection that writes: each transaction is durable when it has committed."""
     engine = create_engine(f"sqlite:///{path}", connect_args={"isolation_level": None})
@@ -65,7 +80,7 @@ def writing_engine(path: Path, journal_mode: str = "WAL") -> Engine:
         f"wal_autocheckpoint={WAL_CHECKPOINT_PAGES}",
         "busy_timeout=5000",
     )
-    _on_connect(engine, pragmas)
+    on_connect(engine, pragmas)
     # A deferred transaction that turns into a writing one fails at once, without waiting for a lock.
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     return engine
@@ -74,7 +89,7 @@ def writing_engine(path: Path, journal_mode: str = "WAL") -> Engine:
 def reading_engine(path: Path) -> Engine:
     """An engine for readers beside the writer; they never checkpoint, which only one connection may do safely."""
     engine = create_engine(f"sqlite:///{path}", connect_args={"isolation_level": None})
-    _on_connect(engine, ("query_only=ON", "wal_autocheckpoint=0", "busy_timeout=5000"))
+    on_connect(engine, ("query_only=ON", "wal_autocheckpoint=0", "busy_timeout=5000"))
     return engine
 
 
@@ -106,7 +121,7 @@ def _uri_engine(path: Path, parameters: str) -> Engine:
         creator=lambda: sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False),
         poolclass=None,
     )
-    _on_connect(engine, ("query_only=ON",))
+    on_connect(engine, ("query_only=ON",))
     return engine
 
 
@@ -124,7 +139,7 @@ def _opened(path: Path, parameters: str) -> Iterator[Connection]:
         yield connection
 
 
-def _on_connect(engine: Engine, pragmas: tuple[str, ...]) -> None:
+def on_connect(engine: Engine, pragmas: tuple[str, ...]) -> None:
     @event.listens_for(engine, "connect")
     def set_pragmas(connection: Any, _record: object) -> None:
         for pragma in pragmas:

@@ -20,6 +20,8 @@ import structlog
 from services.clock import Clock
 from services.master import errors, view
 from services.master.cluster import Cluster, attached
+from services.master.event_log import EventLog
+from services.master.keeper import Keeper
 from services.master.servicers.dispatch import DispatchServicer
 from services.master.servicers.events import EventServicer
 from services.master.servicers.models import ModelServicer
@@ -51,6 +53,7 @@ class Master:
         self._settings = settings
         self._server = Server(StartingInterceptor(cluster))
         self._dispatch = DispatchServicer(cluster)
+        self._keeper = Keeper(cluster, cluster.log, settings.retention) if isinstance(cluster.log, EventLog) else None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -92,6 +95,8 @@ class Master:
             # What is there can still be read, and writing is tried again with each fact that comes.
             log.error("the start is not recorded", error=str(error))
         self._tasks = [asyncio.create_task(self.cluster.watch_silences()), asyncio.create_task(self._dispatch.run())]
+        if self._keeper is not None:
+            self._tasks.append(asyncio.create_task(self._keeper.run()))
 
     async def fail(self) -> BaseException | None:
         """Return once the master cannot go on, with the reason."""

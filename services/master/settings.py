@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from services.master.liveness import Bounds
+from services.master.retention import DEFAULT, Policy
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50500"
 
@@ -14,8 +15,19 @@ LOG_NAME: Final = Path("master") / "events.db"
 """The log, in the folder for state."""
 
 
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
 class SettingsError(Exception):
     """Options that contradict each other; the message says which."""
+
+
+def seconds(text: str) -> float:
+    """A length of time as people type it, e.g. "90s", "15m", "2h" or "7d". Raises SettingsError for another text."""
+    number, unit = text[:-1], _UNIT_SECONDS.get(text[-1:])
+    if unit is None or not number.isdecimal():
+        raise SettingsError(f"{text!r} is no length of time: write e.g. 90s, 15m, 2h or 7d")
+    return float(int(number) * unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +39,14 @@ class Settings:
     bounds: Bounds
     ready_file: Path | None
     read_only: bool
+    retention: Policy = DEFAULT
 
     def __post_init__(self) -> None:
         if not 0 < self.bounds.suspect_after_seconds <= self.bounds.lost_after_seconds:
             raise SettingsError("--suspect-after-ms must be above 0, and not above --lost-after-ms")
+
+        if not 0 < self.retention.samples_seconds <= self.retention.minutes_seconds:
+            raise SettingsError("--keep-samples must be above 0, and not above --keep-minutes")
 
     def listened(self, port: int) -> str:
         """Where clients dial this master, which listens on `port`."""

@@ -62,10 +62,13 @@ class FollowRequest(_message.Message):
     FROM_TIME_FIELD_NUMBER: _builtins.int
     FROM_NOW_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     from_sequence: _builtins.int
     """This sequence first; 1 is the beginning."""
     from_now: _builtins.bool
     """Only what is yet to come. The default."""
+    retained: _builtins.bool
+    """What is left of a start that was compacted is enough: samples are missing there."""
     @_builtins.property
     def from_time(self) -> _timestamp_pb2.Timestamp:
         """The first event recorded at this time or later."""
@@ -79,10 +82,11 @@ class FollowRequest(_message.Message):
         from_time: _timestamp_pb2.Timestamp | None = ...,
         from_now: _builtins.bool = ...,
         filter: Global___EventFilter | None = ...,
+        retained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "from_now", b"from_now", "from_sequence", b"from_sequence", "from_time", b"from_time", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "from_now", b"from_now", "from_sequence", b"from_sequence", "from_time", b"from_time", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "from_now", b"from_now", "from_sequence", b"from_sequence", "from_time", b"from_time", "retained", b"retained", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["from_sequence", "from_time", "from_now"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
@@ -280,6 +284,68 @@ class ExplainPlacementResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainPlacementResponse: _TypeAlias = ExplainPlacementResponse  # noqa: Y015
+
+@_typing.final
+class WhatIfRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    WITHOUT_NODE_IDS_FIELD_NUMBER: _builtins.int
+    at_sequence: _builtins.int
+    """The state to decide on; absent: the present one."""
+    @_builtins.property
+    def spec(self) -> _model_pb2.PlacementSpec: ...
+    @_builtins.property
+    def without_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes that are thought away. Every other node in the state is taken to be heard."""
+
+    def __init__(
+        self,
+        *,
+        at_sequence: _builtins.int | None = ...,
+        spec: _model_pb2.PlacementSpec | None = ...,
+        without_node_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence", "at_sequence", b"at_sequence", "spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence", "at_sequence", b"at_sequence", "spec", b"spec", "without_node_ids", b"without_node_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__at_sequence: _TypeAlias = _typing.Literal["at_sequence"]  # noqa: Y015
+    _WhichOneofArgType__at_sequence: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__at_sequence) -> _WhichOneofReturnType__at_sequence | None: ...
+
+Global___WhatIfRequest: _TypeAlias = WhatIfRequest  # noqa: Y015
+
+@_typing.final
+class WhatIfResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    AT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    at_sequence: _builtins.int
+    """The sequence of the state that was decided on."""
+    @_builtins.property
+    def placement(self) -> _model_pb2.Placement: ...
+    @_builtins.property
+    def refusal(self) -> _model_pb2.Refusal: ...
+    def __init__(
+        self,
+        *,
+        placement: _model_pb2.Placement | None = ...,
+        refusal: _model_pb2.Refusal | None = ...,
+        at_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "placement", b"placement", "refusal", b"refusal"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_sequence", b"at_sequence", "outcome", b"outcome", "placement", b"placement", "refusal", b"refusal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["placement", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___WhatIfResponse: _TypeAlias = WhatIfResponse  # noqa: Y015
 
 @_typing.final
 class RemoveNodeRequest(_message.Message):

@@ -54,6 +54,11 @@ class EventServiceStub:
                 request_serializer=ullage_dot_v1_dot_event__service__pb2.ExplainPlacementRequest.SerializeToString,
                 response_deserializer=ullage_dot_v1_dot_event__service__pb2.ExplainPlacementResponse.FromString,
                 _registered_method=True)
+        self.WhatIf = channel.unary_unary(
+                '/ullage.v1.EventService/WhatIf',
+                request_serializer=ullage_dot_v1_dot_event__service__pb2.WhatIfRequest.SerializeToString,
+                response_deserializer=ullage_dot_v1_dot_event__service__pb2.WhatIfResponse.FromString,
+                _registered_method=True)
         self.RemoveNode = channel.unary_unary(
                 '/ullage.v1.EventService/RemoveNode',
                 request_serializer=ullage_dot_v1_dot_event__service__pb2.RemoveNodeRequest.SerializeToString,
@@ -95,6 +100,14 @@ class EventServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WhatIf(self, request, context):
+        """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
+        recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RemoveNode(self, request, context):
         """Takes a node out of the state until it is heard again.
         NOT_FOUND: unknown node. FAILED_PRECONDITION: it is live, or holds shards.
@@ -125,6 +138,11 @@ def add_EventServiceServicer_to_server(servicer, server):
                     servicer.ExplainPlacement,
                     request_deserializer=ullage_dot_v1_dot_event__service__pb2.ExplainPlacementRequest.FromString,
                     response_serializer=ullage_dot_v1_dot_event__service__pb2.ExplainPlacementResponse.SerializeToString,
+            ),
+            'WhatIf': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhatIf,
+                    request_deserializer=ullage_dot_v1_dot_event__service__pb2.WhatIfRequest.FromString,
+                    response_serializer=ullage_dot_v1_dot_event__service__pb2.WhatIfResponse.SerializeToString,
             ),
             'RemoveNode': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveNode,
@@ -240,6 +258,33 @@ class EventService:
             '/ullage.v1.EventService/ExplainPlacement',
             ullage_dot_v1_dot_event__service__pb2.ExplainPlacementRequest.SerializeToString,
             ullage_dot_v1_dot_event__service__pb2.ExplainPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhatIf(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ullage.v1.EventService/WhatIf',
+            ullage_dot_v1_dot_event__service__pb2.WhatIfRequest.SerializeToString,
+            ullage_dot_v1_dot_event__service__pb2.WhatIfResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class EventServiceStub:
     """The cluster at a sequence, or now. OUT_OF_RANGE: beyond the log's end, or compacted away."""
     ExplainPlacement: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.ExplainPlacementRequest, _event_service_pb2.ExplainPlacementResponse]
     """A recorded decision, made again from the state it was made on. NOT_FOUND: unknown instance."""
+    WhatIf: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.WhatIfRequest, _event_service_pb2.WhatIfResponse]
+    """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
+    recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+    """
     RemoveNode: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.RemoveNodeRequest, _event_service_pb2.RemoveNodeResponse]
     """Takes a node out of the state until it is heard again.
     NOT_FOUND: unknown node. FAILED_PRECONDITION: it is live, or holds shards.
@@ -63,6 +67,10 @@ class EventServiceAsyncStub(EventServiceStub):
     """The cluster at a sequence, or now. OUT_OF_RANGE: beyond the log's end, or compacted away."""
     ExplainPlacement: _aio.UnaryUnaryMultiCallable[_event_service_pb2.ExplainPlacementRequest, _event_service_pb2.ExplainPlacementResponse]  # type: ignore[assignment]
     """A recorded decision, made again from the state it was made on. NOT_FOUND: unknown instance."""
+    WhatIf: _aio.UnaryUnaryMultiCallable[_event_service_pb2.WhatIfRequest, _event_service_pb2.WhatIfResponse]  # type: ignore[assignment]
+    """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
+    recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+    """
     RemoveNode: _aio.UnaryUnaryMultiCallable[_event_service_pb2.RemoveNodeRequest, _event_service_pb2.RemoveNodeResponse]  # type: ignore[assignment]
     """Takes a node out of the state until it is heard again.
     NOT_FOUND: unknown node. FAILED_PRECONDITION: it is live, or holds shards.
@@ -104,6 +112,16 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.ExplainPlacementResponse, _abc.Awaitable[_event_service_pb2.ExplainPlacementResponse]]:
         """A recorded decision, made again from the state it was made on. NOT_FOUND: unknown instance."""
+
+    @_abc_1.abstractmethod
+    def WhatIf(
+        self,
+        request: _event_service_pb2.WhatIfRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_event_service_pb2.WhatIfResponse, _abc.Awaitable[_event_service_pb2.WhatIfResponse]]:
+        """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
+        recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+        """
 
     @_abc_1.abstractmethod
     def RemoveNode(

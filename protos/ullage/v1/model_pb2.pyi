@@ -243,21 +243,27 @@ class Weight(_message.Message):
 
     STORED_BYTES_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    ACTIVE_PARAMETERS_FIELD_NUMBER: _builtins.int
     stored_bytes: _builtins.int
     """As stored."""
     parameters: _builtins.int
     """Numbers the part holds once dequantised."""
+    active_parameters: _builtins.int
+    """Numbers one token is multiplied with, where experts make that fewer; absent: all of them."""
     def __init__(
         self,
         *,
         stored_bytes: _builtins.int = ...,
         parameters: _builtins.int = ...,
+        active_parameters: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_parameters", b"_active_parameters", "active_parameters", b"active_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters", "stored_bytes", b"stored_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_parameters", b"_active_parameters", "active_parameters", b"active_parameters", "parameters", b"parameters", "stored_bytes", b"stored_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__active_parameters: _TypeAlias = _typing.Literal["active_parameters"]  # noqa: Y015
+    _WhichOneofArgType__active_parameters: _TypeAlias = _typing.Literal["_active_parameters", b"_active_parameters"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__active_parameters) -> _WhichOneofReturnType__active_parameters | None: ...
 
 Global___Weight: _TypeAlias = Weight  # noqa: Y015
 
