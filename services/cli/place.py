@@ -52,6 +52,17 @@ def place(
     include_unknown: Annotated[
         bool, typer.Option("--include-unknown", help="Use nodes whose memory or pressure is unknown.")
     ] = False,
+    replace: Annotated[
+        str,
+        typer.Option("--replace", metavar="INSTANCE", help="Take the place of this instance; counts what it frees."),
+    ] = "",
+    prompt: Annotated[
+        int | None, typer.Option("--prompt", min=1, help="Tokens of a usual prompt: its time counts too.")
+    ] = None,
+    warning_factor: Annotated[
+        float | None,
+        typer.Option("--warning-factor", min=0.1, max=1.0, help="What a node under WARNING counts for. Default: 0.6."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Place although it does not fit; the log says so.")] = False,
     request_id: Annotated[str, typer.Option("--request-id", help="The same id again gives the same instance.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide and show, but reserve nothing.")] = False,
@@ -74,6 +85,9 @@ def place(
         objective=_objective(objective),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
+        replace_instance_id=replace,
+        prompt_tokens_hint=prompt,
+        warning_factor=warning_factor,
         force=force,
         include_unknown=include_unknown,
         requested_by=getpass.getuser(),
@@ -144,6 +158,8 @@ def _show(decided: model_pb2.Placement) -> None:
     out.print(f"{bytes_text(total_bytes)} in all, for {sequences} of {decided.context_tokens} tokens")
     if decided.explanation:
         out.print(decided.explanation, markup=False, soft_wrap=True)
+    for line in (*tables.prediction(decided), *tables.runners_up(decided)):
+        out.print(line, markup=False, soft_wrap=True)
     if decided.HasField("forced_past"):
         errors_console().print(f"forced past: {decided.forced_past.message}", style="yellow", markup=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from google.protobuf import duration_pb2
 from rich.table import Table
 from rich.text import Text
 
@@ -113,6 +114,31 @@ def placement(decided: model_pb2.Placement) -> Table:
             f"{budget.pressure_factor:g}",
         )
     return table
+
+
+def prediction(decided: model_pb2.Placement) -> list[str]:
+    """The time a token is predicted to take, by rank and hop; nothing where speeds are not known."""
+    if not decided.HasField("time_per_token"):
+        return []
+    parts = []
+    for shard in decided.shards:
+        hop = f" + {_milliseconds(shard.hop_time)} on" if shard.HasField("hop_time") else ""
+        parts.append(f"rank {shard.rank} {_milliseconds(shard.stage_time)}{hop}")
+    return [f"predicted for a token: {_milliseconds(decided.time_per_token)} = {', '.join(parts)}"]
+
+
+def runners_up(decided: model_pb2.Placement) -> list[str]:
+    """The ways it could have gone, each with what it lacked."""
+    budgets = {budget.node_id: _budget_name(budget) for budget in decided.nodes}
+    return [
+        f"or {', '.join(f'{budgets.get(each.node_id, each.node_id)} {layers_text(each)}' for each in other.shards)}: "
+        f"{other.reason}"
+        for other in decided.alternatives
+    ]
+
+
+def _milliseconds(time: duration_pb2.Duration) -> str:
+    return f"{time.ToNanoseconds() / 1e6:.1f} ms"
 
 
 def _parts(size: model_pb2.ShardBytes) -> tuple[int, ...]:

@@ -187,6 +187,7 @@ class Demand:
 def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
     """What `model` takes on nodes of `form` under `load`."""
     weights = [_weight_bytes(layer.weight, form) for layer in model.layers]
+    active = [_active(layer.weight, size) for layer, size in zip(model.layers, weights, strict=True)]
     sequence_kv = [_sequence_kv_bytes(model, layer, form, load.context_tokens) for layer in model.layers]
     kv = [each * load.concurrent_sequences for each in sequence_kv]
     both = [weight + cache for weight, cache in zip(weights, kv, strict=True)]
@@ -196,7 +197,7 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
         weight_sums=tuple(accumulate(weights, initial=0)),
         kv_sums=tuple(accumulate(kv, initial=0)),
         layer_sums=tuple(accumulate(both, initial=0)),
-        read_sums=tuple(accumulate((w + kv // 2 for w, kv in zip(weights, sequence_kv, strict=True)), initial=0)),
+        read_sums=tuple(accumulate((w + kv // 2 for w, kv in zip(active, sequence_kv, strict=True)), initial=0)),
         embedding_bytes=embedding,
         head_bytes=_weight_bytes(model.head, form),
         embedding_copy_bytes=embedding if model.tied_embedding else 0,
@@ -204,7 +205,9 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
         logits_bytes=load.concurrent_sequences * model.vocabulary_size * SCORE_BYTES,
         smallest_layer_bytes=min(both),
         largest_layer_bytes=max(both),
-        parameter_sums=tuple(accumulate((layer.weight.parameters for layer in model.layers), initial=0)),
+        parameter_sums=tuple(
+            accumulate((_active(layer.weight, layer.weight.parameters) for layer in model.layers), initial=0)
+        ),
         activation_bytes=model.hidden_size * form.element_bytes,
         prompt_tokens=load.prompt_tokens,
     )
@@ -226,6 +229,13 @@ def _weight_bytes(weight: model_pb2.Weight, form: Form) -> int:
             return weight.stored_bytes
         case _:
             return max(weight.parameters * FLOAT32_BYTES, weight.stored_bytes)
+
+
+def _active(weight: model_pb2.Weight, whole: int) -> int:
+    """The part of `whole` that one token reads of a layer: of experts only those it goes through."""
+    if not weight.HasField("active_parameters") or not weight.parameters:
+        return whole
+    return whole * min(weight.active_parameters, weight.parameters) // weight.parameters
 
 
 def _sequence_kv_bytes(model: model_pb2.Model, layer: model_pb2.Layer, form: Form, context_tokens: int) -> int:
