@@ -28,6 +28,8 @@ class Architecture:
     """What config.json's layer_types, where there are any, may name."""
     module: str = ""
     """The runtime's module for it, where that is not named like the type."""
+    side_by_side: bool = True
+    """Whether the runtime can take several sequences, of different lengths, further in one step."""
     short_of_window: bool = False
     """The runtime ignores the model's windows, so a context must not reach beyond one."""
 
@@ -60,7 +62,7 @@ ADMITTED: Final[Mapping[str, Architecture]] = {
     "exaone4": _sliding(kv_cache.by_letters),
     "exaone_moe": _BY_KIND,
     "gemma": _HEADS,
-    "gemma2": Architecture(kinds=FULL_OR_SLIDING, short_of_window=True),
+    "gemma2": Architecture(kinds=FULL_OR_SLIDING, short_of_window=True, side_by_side=False),
     "gemma3_text": _sliding(kv_cache.by_pattern(6)),
     "glm": _HEADS,
     "glm4": _HEADS,

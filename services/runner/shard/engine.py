@@ -78,7 +78,7 @@ class Engine:
         token_ids = list(tokens) if looks_back(sampling) else []
         return await self._run(
             lambda: self._step(
-                self._sequences.alone(generation_id, sampling),
+                self._sequences.begun(generation_id, sampling),
                 mx.array(list(tokens), dtype=mx.int32),
                 token_ids,
                 wants_token=wants_token,
@@ -89,7 +89,7 @@ class Engine:
         """Take a checked activation further along its sequence, on a later rank; else as `forward_tokens`."""
         return await self._run(
             lambda: self._step(
-                self._sequences.alone(activation.generation_id, activation.sampling),
+                self._sequences.begun(activation.generation_id, activation.sampling),
                 frames.unpacked(activation),
                 activation.token_ids,
                 wants_token=activation.sample,
@@ -143,9 +143,9 @@ class Engine:
 
     def _step_batch(self, rows: Sequence[frames.BatchRow], inputs: mx.array) -> Hidden | list[Sampled]:
         model = self._loaded()
-        batch = self._sequences.together([row.generation_id for row in rows])
-        hidden = model.forward_batch(self._widened(inputs), batch.caches)
-        for row, sequence in zip(rows, batch.members, strict=True):
+        inputs = self._widened(inputs)
+        members, hidden = self._side_by_side(model, rows, inputs)
+        for row, sequence in zip(rows, members, strict=True):
             sequence.tokens += 1
             if row.HasField("token_id"):
                 sequence.seen.add(row.token_id)
@@ -157,8 +157,20 @@ class Engine:
         mx.eval(scores)
         return [
             pick(scores[place], sequence.sampling, sequence.tokens, sequence.seen)
-            for place, sequence in enumerate(batch.members)
+            for place, sequence in enumerate(members)
         ]
+
+    def _side_by_side(
+        self, model: ShardModel, rows: Sequence[frames.BatchRow], inputs: mx.array
+    ) -> tuple[Sequence[OneSequence], mx.array]:
+        """The sequences `rows` names, and their hidden states after one more row of `inputs` each."""
+        ids = [row.generation_id for row in rows]
+        if model.side_by_side:
+            batch = self._sequences.together(ids)
+            return batch.members, model.forward_batch(inputs, batch.caches)
+        members = [self._sequences.alone(each) for each in ids]
+        each_alone = [model.forward(inputs[row : row + 1], one.caches) for row, one in enumerate(members)]
+        return members, mx.concatenate(each_alone)
 
     def _widened(self, inputs: mx.array) -> mx.array:
         """Hidden states in the type this shard computes in; tokens as they are."""

@@ -60,11 +60,15 @@ class Sequences:
         self._new_caches = new_caches
         self._open: dict[str, OneSequence] = {}
 
-    def alone(self, generation_id: str, sampling: runner_service_pb2.SamplingParameters) -> OneSequence:
+    def begun(self, generation_id: str, sampling: runner_service_pb2.SamplingParameters) -> OneSequence:
         """The sequence with caches of its own; a new one is opened, to be sampled by `sampling`."""
-        found = self._open.get(generation_id)
-        if found is None:
-            found = self._open[generation_id] = OneSequence(sampling, self._new_caches())
+        if generation_id not in self._open:
+            self._open[generation_id] = OneSequence(sampling, self._new_caches())
+        return self.alone(generation_id)
+
+    def alone(self, generation_id: str) -> OneSequence:
+        """An open sequence with caches of its own."""
+        found = self._open[generation_id]
         _take_out(found)
         return found
 

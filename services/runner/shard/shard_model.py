@@ -36,8 +36,10 @@ class ModelLoadError(Exception):
 class ShardModel:
     """A range of a model's layers, with the embedding on the first rank and the head on the last."""
 
-    def __init__(self, pieces: architecture.Pieces, dtype: mx.Dtype) -> None:
+    def __init__(self, pieces: architecture.Pieces, dtype: mx.Dtype, *, side_by_side: bool) -> None:
         self._pieces = pieces
+        self.side_by_side = side_by_side
+        """Whether `forward_batch` and `scores_batch` may be used."""
         self.dtype = dtype
         """The type of activations and KV cache."""
 
@@ -84,7 +86,7 @@ def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Pr
     dtype = mx.float32 if on_cpu or form == "float32" else _float_type(model.layers[cut.first_layer])
     pieces = architecture.Pieces(model, cut, dtype)
     _evaluate(pieces.parts, progress)
-    return ShardModel(pieces, dtype)
+    return ShardModel(pieces, dtype, side_by_side=architecture.admit(config).side_by_side)
 
 
 def _bind(model: Any, config: architecture.Config, folder: Path) -> None:

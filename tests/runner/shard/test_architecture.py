@@ -18,8 +18,10 @@ import pytest
 from services import model_folder
 from services.runner.shard import architecture, shard_model
 from services.runner.shard.architecture import Cut, UnsupportedModelError
+from services.runner.shard.sequences import Sequences
 from services.runner.shard.shard_model import ModelLoadError, ShardModel, WeightForm
 from tests.runner.shard import tiny_configs, tiny_weights
+from ullage.v1 import runner_service_pb2
 
 CHUNKS = ((5, 17, 200, 31, 8), (90, 12, 33))
 
@@ -101,6 +103,32 @@ def test_a_model_takes_the_weights_and_the_cache_it_was_weighed_with(model_type:
         assert kept(cache) == [layer.kv_elements_per_token for layer in layers]
         windows = [getattr(entry, "max_size", None) for entry in cache]
         assert windows == [layer.kv_window_tokens if layer.HasField("kv_window_tokens") else None for layer in layers]
+
+
+@pytest.mark.parametrize("model_type", sorted(model_folder.ADMITTED))
+def test_sequences_side_by_side_go_on_as_they_would_alone(model_type: str, tmp_path: Path) -> None:
+    if not model_folder.ADMITTED[model_type].side_by_side:
+        pytest.skip("its sequences are computed one after the other")
+    (model,) = loaded(tiny_weights.write(tmp_path / "tiny", model_type))
+    sequences = Sequences(model.new_cache)
+    sampling = runner_service_pb2.SamplingParameters()
+    prompts = {"a": CHUNKS[0], "b": CHUNKS[1], "c": CHUNKS[0] + CHUNKS[1]}
+    alone: dict[str, list[mx.array]] = {}
+    for name, prompt in prompts.items():
+        # Twice: once to the end alone, and once as far as the prompt reaches.
+        for key in (name, name.upper()):
+            scores = model.scores(model.forward(mx.array(prompt), sequences.begun(key, sampling).caches))
+        alone[name] = [scores]
+        for token in (3, 5, 7, 11):
+            hidden = model.forward(mx.array([token]), sequences.alone(name).caches)
+            alone[name].append(model.scores(hidden))
+    # C joins late, A leaves early, and both are right all the while.
+    for place, (token, members) in enumerate([(3, "AB"), (3, "C"), (5, "ABC"), (7, "CB"), (7, "A"), (11, "BAC")]):
+        batch = sequences.together(list(members))
+        scores = model.scores_batch(model.forward_batch(mx.array([token] * len(members)), batch.caches))
+        for row, name in enumerate(members):
+            expected = alone[name.lower()][{3: 1, 5: 2, 7: 3, 11: 4}[token]]
+            assert float(str(mx.abs(scores[row] - expected).max().item())) < 1e-3, (place, name)
 
 
 @pytest.mark.parametrize("form", ["float32", "stored"])
