@@ -28,8 +28,8 @@ from services.probe.pressure import Verdict, judge
 from tests.memory_cgroup import MIB, Actor, MemoryCgroup, Unavailable, memory_cgroup, uncached_file
 from ullage.v1 import event_service_pb2, event_service_pb2_grpc
 
-ROUNDS: Final = 40
-READINGS_IN_ROUND: Final = 250
+ROUNDS: Final = 250
+READINGS_IN_ROUND: Final = 40  # Over before somebody else has his turn.
 WATCHED_SECONDS: Final = 60.0
 LIMIT_BYTES: Final = 384 * MIB
 EVENTS: Final = 20
@@ -188,7 +188,8 @@ def _service(folder: Path, name: str) -> Iterator[str]:
 def _start(folder: Path, name: str, group: MemoryCgroup | None, *options: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", f"services.{name}", "--listen", "127.0.0.1:0", "--state-dir", str(folder)]
     command += ["--ready-file", str(folder / f"{name}.ready"), "--log-level", "error", *options]
-    return subprocess.Popen(command if group is None else group.command(command))
+    # Under the limit itself the probe would wait as long as those it tells of.
+    return subprocess.Popen(command if group is None else group.watching(command))
 
 
 def _address(folder: Path, name: str, process: subprocess.Popen[bytes]) -> str:

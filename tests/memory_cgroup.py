@@ -58,8 +58,11 @@ class MemoryCgroup:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """`command`, run in this cgroup."""
-        enter = "".join(f"echo $$ > '{folder}/cgroup.procs' && " for folder in self._folders)
-        return ["/bin/sh", "-c", f'{enter}exec "$@"', "sh", *command]
+        return _entering(self._folders, command)
+
+    def watching(self, command: Sequence[str]) -> list[str]:
+        """`command`, run where this cgroup's stalls are its own; its limit is not, where these are apart (v1)."""
+        return _entering(self._folders[-1:], command)
 
     @property
     def usage_bytes(self) -> int:
@@ -75,6 +78,11 @@ class MemoryCgroup:
                     folder.rmdir()
                     break
                 time.sleep(0.05)
+
+
+def _entering(folders: Sequence[Path], command: Sequence[str]) -> list[str]:
+    enter = "".join(f"echo $$ > '{folder}/cgroup.procs' && " for folder in folders)
+    return ["/bin/sh", "-c", f'{enter}exec "$@"', "sh", *command]
 
 
 @contextlib.contextmanager

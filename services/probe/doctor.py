@@ -49,7 +49,7 @@ def _gap(what: str, why: str, remedy: str) -> Finding:
 _REMEDIES: Final = (
     ("macmon", "install it (brew install macmon) for power, temperatures and the use of the cores"),
     ("alarm", "run the probe as a user who may write the file, or as root: rises are then told at once"),
-    ("nvml", "see that nvidia-smi works; the driver and its library must be of one version"),
+    ("nvml", "install the package (pip install 'ullage[nvidia]'), and see that nvidia-smi works"),
     ("energy_uj", "let the probe's user read it (a udev rule, or root), or do without the processor's power"),
     ("psutil", "upgrade psutil; on macOS 26 and later it needs release 8"),
     ("pressure", "boot the kernel with psi=1 for stall information"),

@@ -1,7 +1,7 @@
 """The memory of this node's own shards, so that a node that was filled on purpose does not look full to itself.
 
 The runner keeps an empty file for each shard's process in `<state-dir>/shards`, named by its process id. The
-folder is listed at every fourth reading; a process new in it is looked at once, since a file that a killed runner left
+folder is listed at every eighth reading; a process new in it is looked at once, since a file that a killed runner left
 behind may name anything by now.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 
 FOLDER_NAME: Final = "shards"
-_READINGS_PER_NAMES: Final = 4
+_READINGS_PER_NAMES: Final = 8
 _SHARD_MODULE: Final = "services.runner.shard"
 
 
@@ -48,7 +48,7 @@ class OwnMemory:
         return sum(self._resident_bytes(name) for name in names if name in self._shards)
 
     def _listed(self) -> list[str] | None:
-        """The names in the folder, as they were at the last of every fourth reading."""
+        """The names in the folder, as they were at the last of every eighth reading."""
         if self._readings_until_names == 0:
             self._readings_until_names = _READINGS_PER_NAMES
             try:

@@ -43,8 +43,10 @@ class Stalls(NamedTuple):
 def measure(before: Stalls, host: Stall | None, cgroup: Stall | None, now_s: float) -> Stalls:
     """The stalls at `now_s`, where `before` was measured at the reading before."""
     host_marks = _marked(before.host_marks, host, now_s)
-    cgroup_marks = _marked(before.cgroup_marks, cgroup, now_s)
     host_some, host_full = _shares(host_marks, host, now_s)
+    if cgroup is None:
+        return Stalls(host_some, host_full, _full_avg10_pct(host), host_marks)
+    cgroup_marks = _marked(before.cgroup_marks, cgroup, now_s)
     cgroup_some, cgroup_full = _shares(cgroup_marks, cgroup, now_s)
     return Stalls(
         some_pct=_most(host_some, cgroup_some),

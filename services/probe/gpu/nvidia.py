@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from services.probe.failures import Failures
@@ -16,6 +17,7 @@ from ullage.v1 import node_pb2
 
 T = TypeVar("T")
 
+_DRIVER: Final = Path("/proc/driver/nvidia")
 _MILLIWATTS: Final = 1000
 _CORE_TEMPERATURE: Final = 0
 
@@ -24,7 +26,7 @@ class NvidiaGpus:
     """The GPUs the library knows."""
 
     def __init__(self, library: Any, failures: Failures) -> None:
-        """`library` is pynvml, initialised."""
+        """`library` is pynvml, initialised. Raises its errors where a board cannot be had."""
         self._library = library
         self._failures = failures
         count = failures.guard("nvml", library.nvmlDeviceGetCount) or 0
@@ -70,10 +72,16 @@ class NvidiaGpus:
 
 
 def find(failures: Failures) -> NvidiaGpus | None:
-    """The GPUs of this machine, None without the package; without a driver too, which is counted."""
+    """The GPUs of this machine, None without the package or the driver; one without the other is counted."""
     try:
         library = importlib.import_module("pynvml")
-    except ImportError:
+    except ImportError as error:
+        if _DRIVER.exists():
+            failures.add("nvml", error)
         return None
-    started = failures.guard("nvml", lambda: (library.nvmlInit(), library)[1])
-    return None if started is None else NvidiaGpus(started, failures)
+
+    def started() -> NvidiaGpus:
+        library.nvmlInit()
+        return NvidiaGpus(library, failures)
+
+    return failures.guard("nvml", started)

@@ -190,8 +190,8 @@ class Cgroups:
         return None if text is None else psi.parse(text)
 
     def events(self) -> Events:
-        """How often the process's own cgroup hit its limits."""
-        text = self._events.read() if self._events is not None else None
+        """How often the process's own cgroup hit its limits; unknown while nothing limits, since nothing can hit."""
+        text = self._events.read() if self._events is not None and self._limited else None
         return Events() if text is None else parse_events(text, self._dialect)
 
 
