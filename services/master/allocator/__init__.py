@@ -1,8 +1,10 @@
 """Where a model goes: a pure decision from the state and the request, or a refusal with its proof.
 
-`place` is all that others need. Inside, `request` says what is asked, `budget` what each node can give, `demand`
-what a shard takes; `ranges`, `arrangement` and `cuts` find out who can hold what, exactly; `search` chooses;
-`placement` and `refusal` put the answer into the form in which it is recorded.
+`place` is all that most need; who decides often keeps a `Roster` and calls `decide`. Inside, `request` says what is
+asked, `roster` what nodes say of themselves, `budget` what each can give, `demand` what a shard takes, `hops` what ways
+there are. `capacity`, `chains` and `arrangement` find out whether nodes can hold a model at all; `pool`, `filling` and
+`shortlist` propose a few of many, `exact` weighs every set and order of these, `cuts` where to cut, and `search` puts
+that together. `placement`, `refusal` and `tensor` put the answer into the form in which it is recorded.
 
 Rules this package lives by:
 - Pure and deterministic: no clock, no randomness, no I/O; the same state and request give the same answer.
