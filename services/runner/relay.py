@@ -128,10 +128,10 @@ class Relay:
         return shard.channel
 
     def _lost(self, shard: ShardSupervisor) -> RpcError:
-        if shard.stopped_because:
+        if shard.ends_because:
             return RpcError(
                 grpc.StatusCode.UNAVAILABLE,
-                f"instance {shard.assignment.instance_id} ended during the call: {shard.stopped_because}",
+                f"instance {shard.assignment.instance_id} ended during the call: {shard.ends_because}",
                 reason="INSTANCE_ENDED",
                 metadata={"node_id": self._node_id},
             )

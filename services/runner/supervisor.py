@@ -93,8 +93,7 @@ class ShardSupervisor:
         self.key: Key = (assignment.instance_id, assignment.rank)
         self.channel: grpc.aio.Channel | None = None
         """To the shard's process, from when it answers until it ends."""
-        self.stopped_because = ""
-        """Why it was asked to end."""
+        self._stopped_because = ""
         self._threads = threads
         self._folder = shop.folder / str(number)
         self._shop = shop
@@ -115,6 +114,11 @@ class ShardSupervisor:
         return self._progress.status
 
     @property
+    def ends_because(self) -> str:
+        """Why it has to end, where that is known before its process is gone; else empty."""
+        return self._stopped_because or ("" if self._failure is None else self._failure.message)
+
+    @property
     def ended(self) -> bool:
         """Its process is gone, and nothing more will be said of it."""
         return self._progress.ended
@@ -126,7 +130,7 @@ class ShardSupervisor:
         """
         if self._stopping or self.ended:
             return
-        self.stopped_because = why or failure or ""
+        self._stopped_because = why or failure or ""
         if failure is not None:
             self._fail(failure)
         self._stopping = True

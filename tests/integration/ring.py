@@ -28,6 +28,8 @@ BOUND_SECONDS: Final = 5.0
 LONG_PROMPT: Final = "The lighthouse keeper counted the ships that passed in the night. " * 60
 """Some 800 tokens: seconds of prefill."""
 
+PHASES: Final = ("load", "prefill", "decode", "idle")
+
 _OVER: Final = frozenset({model_pb2.INSTANCE_STATE_FAILED, model_pb2.INSTANCE_STATE_RELEASED})
 
 
@@ -178,6 +180,26 @@ class Ring:
         answer.wait()
         assert answer.error is None
         assert len(answer.token_ids) == 8
+
+    def reach(self, phase: str, rank: int, layers: Mapping[str, int]) -> Answer | None:
+        """Have the rank be in this phase; the request under way, if there is one."""
+        match phase:
+            case "load":
+                self.release()
+                self.place(layers)
+                self.until_loading(rank)
+                return None
+            case "prefill":
+                answer = self.ask(LONG_PROMPT, 4)
+                time.sleep(0.7)
+                assert not answer.token_ids, "the prompt was taken too fast"
+                return answer
+            case "decode":
+                answer = self.ask(tokens=400)
+                answer.has_tokens(3)
+                return answer
+            case _:
+                return None
 
     def shard(self, rank: int) -> psutil.Process:
         """The process of this rank."""

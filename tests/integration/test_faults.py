@@ -16,14 +16,13 @@ import psutil
 import pytest
 
 from tests.integration.cluster import Cluster, eventually
-from tests.integration.ring import BOUND_SECONDS, LONG_PROMPT, MODEL, Answer, Ring
+from tests.integration.ring import BOUND_SECONDS, LONG_PROMPT, MODEL, PHASES, Ring
 
 pytestmark = pytest.mark.model
 
 LAYERS: Final = {"node-1": 15, "node-2": 15}
 NAMES: Final = tuple(LAYERS)
 
-PHASES: Final = ("load", "prefill", "decode", "idle")
 FAULTS: Final = ("killed", "stopped", "runner killed", "runner stopped")
 RANKS: Final = (0, 1)
 
@@ -66,27 +65,6 @@ def running(ring: Ring) -> Iterator[Ring]:
     ring.answers()
 
 
-def reach(ring: Ring, phase: str, rank: int) -> Answer | None:
-    """Have the rank be in this phase; the request under way, if there is one."""
-    match phase:
-        case "load":
-            ring.release()
-            ring.place(LAYERS)
-            ring.until_loading(rank)
-            return None
-        case "prefill":
-            answer = ring.ask(LONG_PROMPT, 4)
-            time.sleep(0.7)
-            assert not answer.token_ids, "the prompt was taken too fast"
-            return answer
-        case "decode":
-            answer = ring.ask(tokens=400)
-            answer.has_tokens(3)
-            return answer
-        case _:
-            return None
-
-
 def strike(ring: Ring, fault: str, rank: int) -> tuple[float, Callable[[], None]]:
     """Do it to the rank: when, and what makes its node whole again."""
     name = ring.name_of(rank)
@@ -123,7 +101,7 @@ def start_again(ring: Ring, name: str) -> None:
 
 
 def hold(ring: Ring, fault: str, phase: str, rank: int) -> None:
-    answer = reach(ring, phase, rank)
+    answer = ring.reach(phase, rank, LAYERS)
     since, mend = strike(ring, fault, rank)
     try:
         failure = ring.failed(since)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.network import FAR_ADDRESS, NEAR_ADDRESS, FarMachine, far_machine
-from tests.integration.ring import BOUND_SECONDS, MODEL, Ring, dial
+from tests.integration.ring import BOUND_SECONDS, MODEL, PHASES, Ring, dial
 from ullage.v1 import dispatch_service_pb2, dispatch_service_pb2_grpc
 
 pytestmark = pytest.mark.model
@@ -48,30 +48,41 @@ def ring(machine: FarMachine, tmp_path_factory: pytest.TempPathFactory, smollm2_
         cluster.stop()
 
 
-def test_a_cable_cut_in_the_middle_of_an_answer_is_told_within_five_seconds_and_got_over(
-    ring: Ring, machine: FarMachine
-) -> None:
-    ring.place_and_run(LAYERS)
-    answer = ring.ask(tokens=400) if ring.name_of(0) == "near" else None
-    if answer is not None:
-        answer.has_tokens(3)
+def hold(ring: Ring, machine: FarMachine, phase: str) -> None:
+    if not ring.is_running:
+        ring.place_and_run(LAYERS)
+    far_rank = next(rank for rank in (0, 1) if ring.name_of(rank) == "far")
+    # From here a request can only be followed to the near runner.
+    answer = ring.reach(phase, far_rank, LAYERS) if far_rank == 1 or phase == "load" else None
     since = time.monotonic()
     machine.cut()
     try:
         failure = ring.failed(since)
-        assert "on far has been silent" in failure or f"on node {ring.node_id('far')} has been silent" in failure
+        assert f"rank {far_rank} on node {ring.node_id('far')}" in failure
         if answer is not None:
             answer.wait(BOUND_SECONDS)
-            assert answer.error is not None
+            assert f"rank {far_rank}" in answer.details
         eventually("every shard's process is gone, on both sides", lambda: not ring.processes(), seconds=8)
     finally:
         machine.mend()
     ring.everything_is_gone()
-
     ring.place_and_run(LAYERS)
-    if ring.name_of(0) == "near":
+    if far_rank == 1:
         ring.answers()
-    ring.release()
+
+
+def test_a_cable_cut_in_the_middle_of_an_answer_is_told_within_five_seconds_and_got_over(
+    ring: Ring, machine: FarMachine
+) -> None:
+    hold(ring, machine, "decode")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "decode"])
+def test_a_cable_cut_in_any_phase_is_told_within_five_seconds_and_got_over(
+    ring: Ring, machine: FarMachine, phase: str
+) -> None:
+    hold(ring, machine, phase)
 
 
 def test_a_direction_that_is_blocked_is_named_before_anything_is_loaded(ring: Ring, machine: FarMachine) -> None:
