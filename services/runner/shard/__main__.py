@@ -92,7 +92,7 @@ async def _description(arguments: argparse.Namespace, loaded: blas.Loaded) -> di
     `shard_overhead_bytes` is what this process holds, being one without layers, and the freed buffers MLX may
     keep once there are some: no reading before the first step shows these.
     """
-    from services.runner.shard import device  # noqa: PLC0415 - imports MLX, so not before blas.load
+    from services.runner.shard import device, speed  # noqa: PLC0415 - imports MLX, so not before blas.load
     from services.runner.shard.process import Process  # noqa: PLC0415
 
     process = Process("describe", 0, arguments.weights, loaded)
@@ -109,6 +109,8 @@ async def _description(arguments: argparse.Namespace, loaded: blas.Loaded) -> di
             "device_limit_bytes": here.limit_bytes,
         }
         await process.stop()
+    # After the overhead was read: this takes memory that a shard does not.
+    described |= speed.measured(here.compute_element_bytes)._asdict()
     return {name: value for name, value in described.items() if value is not None}
 
 

@@ -32,6 +32,9 @@ def test_a_description_is_one_json_object_on_stdout() -> None:
     assert facts["compute_element_bytes"] == 4
     assert 50 * 2**20 < facts["shard_overhead_bytes"] < 160 * 2**20
     assert "device_limit_bytes" not in facts
+    # Between the slowest machine that is busy with other things and the quickest there is.
+    assert 10**8 < facts["decode_bytes_per_second"] < 10**13
+    assert 10**8 < facts["flops_per_second"] < 10**16
 
 
 def test_weights_are_kept_as_stored_when_asked() -> None:
