@@ -18,6 +18,7 @@ from services.probe.failures import Failures
 from services.probe.gpu import nvidia
 from services.probe.gpu.amd import AmdGpus
 from services.probe.linux.alarms import Alarms
+from services.probe.linux.core_kinds import CoreKinds
 from services.probe.linux.pinned import pin
 from services.probe.linux.power import ProcessorPower
 from services.probe.linux.sampler import LinuxSampler
@@ -64,7 +65,11 @@ def find(root: Path, state_dir: Path, clock: Clock, failures: Failures) -> Machi
 
 def _linux(root: Path, own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:
     sampler = LinuxSampler(root, failures)
-    sources: list[SystemSource] = [ProcessorPower(root, clock, failures), AmdGpus(root, failures)]
+    sources: list[SystemSource] = [
+        ProcessorPower(root, clock, failures),
+        CoreKinds(root, failures),
+        AmdGpus(root, failures),
+    ]
     if root != MACHINE_ROOT:
         return Machine(sampler, own_memory, sources)  # A recorded tree rings no alarms and runs nothing.
     if (nvidia_gpus := nvidia.find(failures)) is not None:
