@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -25,7 +26,7 @@ RUNNING = model_pb2.SHARD_PHASE_RUNNING
 
 
 @pytest.fixture
-async def stub(cluster: Cluster) -> AsyncIterator[Stub]:
+async def address(cluster: Cluster) -> AsyncIterator[str]:
     server = rpc.Server()
     server.add(
         "ullage.v1.PlacementService",
@@ -33,9 +34,14 @@ async def stub(cluster: Cluster) -> AsyncIterator[Stub]:
         PlacementServicer(cluster),
     )
     port = await server.start("127.0.0.1:0")
-    async with rpc.channel(f"127.0.0.1:{port}") as channel:
-        yield placement_service_pb2_grpc.PlacementServiceStub(channel)
+    yield f"127.0.0.1:{port}"
     await server.stop(0)
+
+
+@pytest.fixture
+async def stub(address: str) -> AsyncIterator[Stub]:
+    async with rpc.channel(address) as channel:
+        yield placement_service_pb2_grpc.PlacementServiceStub(channel)
 
 
 async def given(cluster: Cluster, nodes: Sequence[Node], shape: model_pb2.Model) -> None:
@@ -183,6 +189,36 @@ async def test_placements_at_once_never_promise_the_same_bytes(cluster: Cluster,
     assert len(outcomes) - len(errors) == 3
     assert {rpc.error_reason(error) for error in errors} == {"BLOCKED_BY_PROMISES"}
     assert all(record.promised_bytes <= 20 * GIB for record in cluster.state.nodes.values())
+
+
+async def test_placements_from_many_threads_over_many_nodes_that_change_meanwhile_never_over_commit(
+    cluster: Cluster, stub: Stub, address: str
+) -> None:
+    nodes = [Node(f"n{i:03}", (8 + i % 5) * GIB) for i in range(160)]
+    await given(cluster, nodes, model(even(9 * GIB, 9)))
+    whole = {node.node_id: int(node.available or 0) for node in nodes}
+
+    def client(_: int) -> int:
+        with grpc.insecure_channel(address) as channel:
+            service = placement_service_pb2_grpc.PlacementServiceStub(channel)
+            request = placement_service_pb2.PlaceRequest(spec=spec())
+            return sum(bool(service.Place(request).instance.instance_id) for _ in range(5))
+
+    async def samples() -> None:
+        while True:
+            for node in nodes[::7]:
+                await cluster.append(facts_of(node)[-1])
+                cluster.hear_runner(node.node_id)
+
+    changing = asyncio.create_task(samples())
+    with ThreadPoolExecutor(6) as threads:
+        placed = await asyncio.gather(
+            *(asyncio.get_running_loop().run_in_executor(threads, client, number) for number in range(6))
+        )
+    changing.cancel()
+
+    assert sum(placed) == 30
+    assert all(record.promised_bytes <= whole[node_id] for node_id, record in cluster.state.nodes.items())
 
 
 async def test_the_same_request_at_once_and_again_gets_one_instance(cluster: Cluster, stub: Stub) -> None:
