@@ -49,11 +49,18 @@ def ring(machine: FarMachine, tmp_path_factory: pytest.TempPathFactory, smollm2_
 
 
 def hold(ring: Ring, machine: FarMachine, phase: str) -> None:
-    if not ring.is_running:
+    if phase == "load":
+        ring.release()
+        ring.place(LAYERS)
+    elif not ring.is_running:
         ring.place_and_run(LAYERS)
     far_rank = next(rank for rank in (0, 1) if ring.name_of(rank) == "far")
-    # From here a request can only be followed to the near runner.
-    answer = ring.reach(phase, far_rank, LAYERS) if far_rank == 1 or phase == "load" else None
+    answer = None
+    if phase == "load":
+        ring.until_loading(far_rank)
+    elif far_rank == 1:
+        # From here a request can only be followed to the near runner.
+        answer = ring.reach(phase, far_rank, LAYERS)
     since = time.monotonic()
     machine.cut()
     try:
