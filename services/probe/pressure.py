@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from services.probe.darwin.signs import DarwinSigns
 from services.probe.flows import NO_FLOWS, Flows, follow
 from services.probe.reading import Reading
-from services.probe.room import RoomSigns
+from services.probe.room import Before, RoomSigns
 from services.probe.signs import CRITICAL, NORMAL, UNKNOWN, WARNING, Level, Reason, Signs, worst
 from services.probe.stalls import Stalls, measure
 
@@ -97,11 +97,12 @@ def _signs(reading: Reading, before: History, stalls: Stalls, flows: Flows, now_
     total, available = reading.total_bytes, reading.available_bytes
     if not total or available is None:
         return Reason(UNKNOWN, "available", "the total or the available memory could not be read")
-    return RoomSigns(reading, stalls, total, available).judge(
+    seen_before = Before(
         None if before.level is None else before.stalling,
         _rise(before.oom_events, reading.oom_events),
         _rise(before.limit_events, reading.limit_events),
     )
+    return RoomSigns(reading, stalls, total, available, seen_before)
 
 
 def _rise(before: int | None, now: int | None) -> int:

@@ -10,7 +10,7 @@ filled as far as the estimators allow is not pressed by that alone. Stalls and s
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.probe.reading import Reading
 from services.probe.signs import CRITICAL, GIB, NORMAL, WARNING, Level, Reason, gib, worst
@@ -39,10 +39,26 @@ def critical_bound_bytes(total_bytes: int) -> int:
     return max(1, min(max(total_bytes // 20, GIB // 2), 4 * GIB, total_bytes // 8))
 
 
+_ALARM: Final = Reason(WARNING, "psi_trigger", "the kernel's trigger: some work waited for memory for 15 % of 2 s")
+
+
+class Before(NamedTuple):
+    """What the signs need of the reading before."""
+
+    stalling: Level | None = None
+    """The level of its stalls, None where there was no reading."""
+    oom_count: int = 0
+    """How often the cgroup ran out of memory since then."""
+    held_count: int = 0
+    """How often it was held at its limit."""
+
+
 class RoomSigns:
     """The signs of one reading whose total and available memory are known."""
 
-    def __init__(self, reading: Reading, stalls: Stalls, total_bytes: int, available_bytes: int) -> None:
+    def __init__(
+        self, reading: Reading, stalls: Stalls, total_bytes: int, available_bytes: int, before: Before
+    ) -> None:
         rest = max(total_bytes - (reading.own_bytes or 0), min(total_bytes, _REST_BYTES_MIN))
         self._reading = reading
         self._stalls = stalls
@@ -51,25 +67,15 @@ class RoomSigns:
         self._critical_bytes = critical_bound_bytes(rest)
         # More than half is left: stalls and limit hits then come from a backup or a cold cache (GLib's guard).
         self._ample = available_bytes > total_bytes // 2
-        self.reasons: list[Reason] = []
-        self.stalling: Level = NORMAL
-
-    def judge(self, before_stalling: Level | None, oom_count: int, held_count: int) -> RoomSigns:
-        """Itself with its reasons.
-
-        `before_stalling` is the level of the stalls in the reading before, None where there was none; the
-        counts are how often the cgroup ran out of memory and was held at its limit since then.
-        """
         stalling = self._stall_reasons()
-        self.stalling = worst(stalling)
+        self.stalling: Level = worst(stalling)
         self.reasons = [
             *self._room_reasons(),
-            *self._confirmed(stalling, before_stalling),
+            *self._confirmed(stalling, before.stalling),
             *self._swap_reasons(),
             *self._commit_reasons(),
-            *self._event_reasons(oom_count, held_count),
+            *self._event_reasons(before.oom_count, before.held_count),
         ]
-        return self
 
     def _room_reasons(self) -> list[Reason]:
         if self._available_bytes >= self._warning_bytes:
@@ -82,17 +88,15 @@ class RoomSigns:
     def _stall_reasons(self) -> list[Reason]:
         """What the stalls of this reading say, were they to last."""
         some, full, lately = self._stalls.some_pct, self._stalls.full_pct, self._stalls.full_avg10_pct
-        if not some and not full and not lately:
-            return []
-        critical = WARNING if self._ample else CRITICAL
+        some, full, lately = some or 0.0, full or 0.0, lately or 0.0
         reasons = []
-        worst_full = max(full or 0.0, (lately or 0.0) if (lately or 0.0) >= FULL_CRITICAL_PCT else 0.0)
-        if worst_full >= FULL_CRITICAL_PCT:
-            pct = full if full is not None and full >= FULL_CRITICAL_PCT else lately
-            reasons.append(Reason(critical, "psi_full", _stalled("all", pct or 0.0, FULL_CRITICAL_PCT)))
-        elif worst_full >= FULL_WARNING_PCT:
-            reasons.append(Reason(WARNING, "psi_full", _stalled("all", worst_full, FULL_WARNING_PCT)))
-        if some is not None and some >= SOME_WARNING_PCT:
+        if full >= FULL_CRITICAL_PCT or lately >= FULL_CRITICAL_PCT:
+            pct = full if full >= FULL_CRITICAL_PCT else lately
+            level = WARNING if self._ample else CRITICAL
+            reasons.append(Reason(level, "psi_full", _stalled("all", pct, FULL_CRITICAL_PCT)))
+        elif full >= FULL_WARNING_PCT:
+            reasons.append(Reason(WARNING, "psi_full", _stalled("all", full, FULL_WARNING_PCT)))
+        if some >= SOME_WARNING_PCT:
             reasons.append(Reason(WARNING, "psi_some", _stalled("some", some, SOME_WARNING_PCT)))
         return reasons
 
@@ -101,8 +105,7 @@ class RoomSigns:
 
         The kernel's trigger has watched for a whole window, and needs no second look.
         """
-        alarm = [Reason(WARNING, "psi_trigger", "the kernel's trigger: some work waited for memory too long")]
-        alarm = alarm if self._reading.stall_alarm else []
+        alarm = [_ALARM] if self._reading.stall_alarm else []
         if before is None:
             return [*stalling, *alarm]
         allowed = max(before, WARNING if alarm else NORMAL)
