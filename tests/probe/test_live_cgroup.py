@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from services import rpc
+from services.probe.failures import Failures
+from services.probe.linux.alarms import Alarms
 from tests.memory_cgroup import MIB, Actor, MemoryCgroup, Unavailable, memory_cgroup, uncached_file
 from ullage.v1 import node_pb2, probe_service_pb2, probe_service_pb2_grpc
 
@@ -144,3 +146,37 @@ def test_what_a_test_makes_it_takes_away() -> None:
     except Unavailable as error:
         pytest.skip(str(error))
     assert not any(str(os.getpid()) in str(path) for path in Path("/sys/fs/cgroup").glob("*/ullage-test-*"))
+
+
+async def test_the_kernels_trigger_rings_when_a_cgroup_stalls(tmp_path: Path) -> None:
+    file = uncached_file(tmp_path / "large", LIMIT)
+    failures = Failures()
+    rang = asyncio.Event()
+    try:
+        with memory_cgroup(LIMIT) as group:
+            alarms = Alarms([tmp_path / "missing", group.pressure_file], [], failures)
+            alarms.watch(rang.set)
+            actor = Actor(group)
+            try:
+                actor.hold(200 * MIB)
+                assert not alarms.stalled()
+                actor.press(file)
+                async with asyncio.timeout(30):
+                    await rang.wait()
+            finally:
+                actor.end()
+                alarms.close()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    assert (alarms.stalled(), alarms.stalled()) == (True, False)
+    assert not failures.counts
+
+
+async def test_what_cannot_be_watched_is_counted_and_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "memory.pressure").write_text("a file that takes no trigger and cannot be polled")
+    failures = Failures()
+    alarms = Alarms([tmp_path / "memory.pressure"], [tmp_path / "memory.pressure", tmp_path / "missing"], failures)
+    alarms.watch(lambda: None)
+    assert failures.counts == {f"alarm {tmp_path / 'memory.pressure'}": 2}
+    assert not alarms.stalled()
+    alarms.close()

@@ -17,6 +17,7 @@ import asyncio
 import os
 import select
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -42,12 +43,10 @@ class Alarms:
     def watch(self, wake: Callable[[], object]) -> None:
         """Call `wake` on the running event loop at every alarm, until closed."""
         for path in self._stall_files:
-            if (trigger := self._open(path, os.O_RDWR | os.O_NONBLOCK, STALL_TRIGGER)) is not None:
-                self._watch(trigger, wake, stalls=True)
+            if self._watch(path, wake, STALL_TRIGGER):
                 break
         for path in self._event_files:
-            if (events := self._open(path, os.O_RDONLY, None)) is not None:
-                self._watch(events, wake, stalls=False)
+            self._watch(path, wake, None)
 
     def stalled(self) -> bool:
         """Whether the stall trigger rang since this was last asked."""
@@ -59,30 +58,28 @@ class Alarms:
         while self._watched:
             self._close(*self._watched[-1])
 
-    def _open(self, path: Path, mode: int, trigger: bytes | None) -> int | None:
+    def _watch(self, path: Path, wake: Callable[[], object], trigger: bytes | None) -> bool:
+        """Watch the file for stalls by `trigger`, or for changes; whether that can be."""
+        watcher = select.epoll()
+        fd = -1
         try:
-            fd = os.open(path, mode | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._failures.add(f"alarm {path}", error)
-            return None
-        try:
+            fd = os.open(path, os.O_CLOEXEC | (os.O_RDONLY if trigger is None else os.O_RDWR | os.O_NONBLOCK))
             # An event counts from the last reading of the file on, so there must have been one.
             os.pread(fd, _EVENTS_BYTES_MAX, 0) if trigger is None else os.write(fd, trigger)
+            watcher.register(fd, select.EPOLLPRI)
         except OSError as error:
-            self._failures.add(f"alarm {path}", error)
-            os.close(fd)
-            return None
-        return fd
-
-    def _watch(self, fd: int, wake: Callable[[], object], *, stalls: bool) -> None:
-        watcher = select.epoll()
-        watcher.register(fd, select.EPOLLPRI)
+            if not isinstance(error, FileNotFoundError):
+                self._failures.add(f"alarm {path}", error)
+            watcher.close()
+            if fd >= 0:
+                os.close(fd)
+            return False
         self._watched.append((watcher, fd))
-        asyncio.get_running_loop().add_reader(watcher.fileno(), self._ring, watcher, fd, wake, stalls)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(watcher.fileno(), partial(self._ring, watcher, fd, wake, stalls=trigger is not None))
+        return True
 
-    def _ring(self, watcher: select.epoll, fd: int, wake: Callable[[], object], stalls: bool) -> None:
+    def _ring(self, watcher: select.epoll, fd: int, wake: Callable[[], object], *, stalls: bool) -> None:
         # Empty where asyncio's asking has reset the trigger already; it rang all the same.
         found = watcher.poll(0)
         if not stalls and self._is_gone(fd):
