@@ -31,7 +31,7 @@ KIND_NUMBERS: Final[dict[str, int]] = {name: number for number, name in KIND_NAM
 UNKNOWN_KIND: Final = 0
 """The kind of a fact this release does not know; the row keeps its bytes."""
 
-_KINDS: Final[dict[str | None, int]] = {**KIND_NUMBERS, None: UNKNOWN_KIND}
+_KINDS: Final[dict[str | None, int]] = dict([*KIND_NUMBERS.items(), (None, UNKNOWN_KIND)])
 
 
 class CorruptEventError(Exception):

@@ -10,7 +10,24 @@ import grpc
 import typer
 from typer.exceptions import TyperException
 
-from services.cli import events, failure, generate, models, node, place, release, service, state, status, up
+from services.cli import (
+    diff,
+    events,
+    failure,
+    generate,
+    log,
+    models,
+    node,
+    place,
+    release,
+    replay,
+    service,
+    state,
+    status,
+    up,
+    whatif,
+    why,
+)
 from services.cli.failure import CommandError, ExitCode
 from services.cli.output import JSON_FLAG
 
@@ -43,6 +60,11 @@ app.command()(release.release)
 app.command()(generate.generate)
 app.command()(events.events)
 app.command()(state.state)
+app.command()(diff.diff)
+app.command()(why.why)
+app.command()(whatif.whatif)
+app.command()(replay.replay)
+app.add_typer(log.app, name="log")
 app.command()(version)
 
 

@@ -20,6 +20,7 @@ from services.cli.failure import CommandError, ExitCode
 from ullage.v1 import (
     dispatch_service_pb2_grpc,
     event_service_pb2_grpc,
+    log_service_pb2_grpc,
     model_service_pb2_grpc,
     placement_service_pb2_grpc,
 )
@@ -42,6 +43,7 @@ class Master:
     models: model_service_pb2_grpc.ModelServiceStub
     placements: placement_service_pb2_grpc.PlacementServiceStub
     dispatch: dispatch_service_pb2_grpc.DispatchServiceStub
+    log: log_service_pb2_grpc.LogServiceStub
 
 
 @contextmanager
@@ -55,6 +57,7 @@ def master_at(address: str) -> Iterator[Master]:
             models=model_service_pb2_grpc.ModelServiceStub(channel),
             placements=placement_service_pb2_grpc.PlacementServiceStub(channel),
             dispatch=dispatch_service_pb2_grpc.DispatchServiceStub(channel),
+            log=log_service_pb2_grpc.LogServiceStub(channel),
         )
 
 

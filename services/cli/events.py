@@ -80,17 +80,18 @@ def _following(
 
 def _newest(master: Master, chosen: event_service_pb2.EventFilter, limit: int) -> Iterator[event_pb2.RecordedEvent]:
     request = event_service_pb2.ListEventsRequest(filter=chosen, descending=True)
-    return reversed(list(islice(_pages(master, request, min(limit, PAGE_EVENTS)), limit)))
+    return reversed(list(islice(pages(master, request, min(limit, PAGE_EVENTS)), limit)))
 
 
 def _from(master: Master, chosen: event_service_pb2.EventFilter, first: int) -> Iterator[event_pb2.RecordedEvent]:
     request = event_service_pb2.ListEventsRequest(filter=chosen, from_sequence=first)
-    return _pages(master, request, PAGE_EVENTS)
+    return pages(master, request, PAGE_EVENTS)
 
 
-def _pages(
+def pages(
     master: Master, request: event_service_pb2.ListEventsRequest, page_size: int
 ) -> Iterator[event_pb2.RecordedEvent]:
+    """What is listed, page after page."""
     request.page_size = page_size
     while True:
         page = master.events.ListEvents(request, timeout=CALL_SECONDS_MAX)

@@ -147,7 +147,8 @@ def _said(status: model_pb2.ShardStatus) -> event_pb2.RecordedEvent:
 def _endings(instance: InstanceRecord) -> Iterator[event_pb2.RecordedEvent]:
     """The last word of every shard, in an order that gives the instance the end it had."""
     for shard in instance.shards:
-        if not instance.wanted and not shard.gone and not shard.resident_bytes:
+        never_started = shard.status == _status(instance, shard, model_pb2.SHARD_PHASE_UNLOADED)
+        if not instance.wanted and not never_started and not shard.resident_bytes:
             yield _growing(instance, shard, 0)  # Started, so that the end of the instance does not unload it.
     if instance.failure:
         yield from _failure(instance)
@@ -155,17 +156,19 @@ def _endings(instance: InstanceRecord) -> Iterator[event_pb2.RecordedEvent]:
     if instance.released:
         yield _event(event_pb2.Fact(instance_released=released))
     for shard in instance.shards:
-        if shard.resident_bytes or shard.status != _assigned(instance, shard):
+        if shard.resident_bytes or shard.status != _status(instance, shard, model_pb2.SHARD_PHASE_ASSIGNED):
             yield _said(shard.status)
 
 
-def _assigned(instance: InstanceRecord, shard: ShardRecord) -> model_pb2.ShardStatus:
-    """The status a shard begins with."""
+def _status(
+    instance: InstanceRecord, shard: ShardRecord, phase: model_pb2.ShardPhase.ValueType
+) -> model_pb2.ShardStatus:
+    """The status `apply` itself gives a shard."""
     return model_pb2.ShardStatus(
         instance_id=instance.instance_id,
         rank=shard.shard.rank,
         node_id=shard.shard.node_id,
-        phase=model_pb2.SHARD_PHASE_ASSIGNED,
+        phase=phase,
     )
 
 

@@ -11,6 +11,7 @@ MasterError
 │   └── NodeAlreadyLive
 ├── NotNow               the thing is in a state that does not allow it; the message says what to do first
 ├── OutOfRange           a place in the log that is not there
+│   └── Compacted
 ├── Refused              a placement, with its proof
 ├── LogFull              the disk takes no more facts; what was acknowledged is safe
 ├── SubscriberTooSlow    a reader fell behind what is kept for it
@@ -75,6 +76,14 @@ class NotNow(MasterError):
 
 class OutOfRange(MasterError):
     """A place in the log that is not there."""
+
+
+class Compacted(OutOfRange):
+    def __init__(self, start: int) -> None:
+        super().__init__(
+            f"compacted: start at {start}; before it samples are missing, ask for what is retained if that is enough"
+        )
+        self.start = start
 
 
 class Refused(MasterError):

@@ -289,7 +289,7 @@ class _Writer:
             with self._connection.begin():
                 for source in draft.sources.values():
                     self._connection.exec_driver_sql(_UPSERT_SOURCE, source)
-                _insert(self._connection, draft.rows)
+                insert(self._connection, draft.rows)
                 self._connection.exec_driver_sql(_INSERT_HASH, (draft.sequence, digest))
             self._head_file.write(Head(draft.sequence, digest))
             self._sequence, self._hash = draft.sequence, digest
@@ -337,7 +337,7 @@ class _Draft:
         return _Source(len(self._sources_before) + new + 1, name, 0)
 
 
-def _insert(connection: Connection, rows: Sequence[log_format.StoredRow]) -> None:
+def insert(connection: Connection, rows: Sequence[log_format.StoredRow]) -> None:
     """Insert many rows with few statements.
 
     sqlite3 lets go of the interpreter's lock at each row of an executemany, and waits for it behind the event

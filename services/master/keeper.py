@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -104,7 +105,7 @@ class Keeper:
             planned = await asyncio.to_thread(_plan, self._log, samples_from_ns, minutes_from_ns)
             for range_ in planned:
                 if await self._checkpointed(range_.last):
-                    await self._do(lambda connection, range_=range_: _begin(connection, range_))
+                    await self._do(partial(_begin, range_=range_))
                     removed += await self._compact(range_, minutes_from_ns)
             await self._shrink()
             return removed
@@ -117,10 +118,10 @@ class Keeper:
     async def _compact(self, range_: Range, minutes_from_ns: int) -> int:
         surplus = await asyncio.to_thread(_surplus, self._log, range_, minutes_from_ns)
         for some in _parts(surplus, DELETIONS_IN_COMMIT):
-            await self._do(lambda connection, some=some: _delete(connection, "events", some))
+            await self._do(partial(_delete, table="events", sequences=some))
         hashes = await asyncio.to_thread(_inner_commits, self._log, range_)
         for some in _parts(hashes, COMMITS_IN_COMMIT):
-            await self._do(lambda connection, some=some: _delete(connection, "chain", some))
+            await self._do(partial(_delete, table="chain", sequences=some))
         seal = await asyncio.to_thread(sealed, self._log, range_)
         compacted = event_pb2.LogCompacted(
             first_sequence=range_.first, last_sequence=range_.last, removed_events=len(surplus), seal=seal

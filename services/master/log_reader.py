@@ -7,8 +7,11 @@ Rules this module lives by:
 
 from __future__ import annotations
 
+import sqlite3
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -33,6 +36,15 @@ class Range(NamedTuple):
     last: int
 
 
+class Size(NamedTuple):
+    """What a log takes on disk, beside the size of its files."""
+
+    free_bytes: int
+    checkpoint_bytes: int
+    kinds: list[tuple[int, int, int]]
+    """Kind, number of events and their own bytes."""
+
+
 class Page(NamedTuple):
     """Rows for a replay, by columns, and the sequence up to which there are no more."""
 
@@ -51,7 +63,7 @@ class LogReader:
     """Reads a log's rows by ranges. Safe from any thread; each call is one short transaction."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         with engine.connect() as connection:
             names = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'").scalars()
             # A log of an older release that is only read has not been migrated.
@@ -59,21 +71,21 @@ class LogReader:
 
     def head(self) -> int:
         """The last sequence, 0 in an empty log."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return head(connection)
 
     def mark(self) -> int:
         """The sequence up to which samples may be missing; 0 in a log that was never compacted."""
         if not self._has_retention:
             return 0
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return _mark(connection)
 
     def compacted(self) -> list[Range]:
         """The ranges in which samples may be missing, in the order in which they were compacted."""
         if not self._has_retention:
             return []
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.exec_driver_sql("SELECT first_seq, last_seq FROM compacted ORDER BY id")
             return [Range(*row) for row in rows]
 
@@ -93,7 +105,7 @@ class LogReader:
         statement += f" ORDER BY e.seq {'DESC' if descending else 'ASC'}"
         if limit is not None:
             statement += f" LIMIT {limit}"
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return [log_format.Row(*row) for row in connection.exec_driver_sql(statement, (first, last))]
 
     def read_page(self, first: int, last: int) -> Page:
@@ -102,7 +114,7 @@ class LogReader:
         Raises CorruptEventError when one is not there that was not compacted away.
         """
         end = min(last, first + PAGE_EVENTS - 1)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             result = connection.exec_driver_sql(
                 "SELECT recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, end)
             )
@@ -140,11 +152,11 @@ class LogReader:
         """Where there are checkpoints, the latest first."""
         if not self._has_retention:
             return []
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return list(connection.exec_driver_sql("SELECT seq FROM checkpoints ORDER BY seq DESC").scalars())
 
     def _checkpoint(self, sequence: int) -> event_pb2.Checkpoint | None:
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             row = connection.exec_driver_sql(
                 "SELECT crc, payload FROM checkpoints WHERE seq = ?", (sequence,)
             ).fetchone()
@@ -158,7 +170,7 @@ class LogReader:
 
     def first_since(self, recorded_at_ns: int) -> int | None:
         """The first sequence recorded at that time or later, None when there is none yet."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             sequence: int | None = connection.exec_driver_sql(
                 "SELECT seq FROM events WHERE recorded_at_ns >= ? ORDER BY seq LIMIT 1", (recorded_at_ns,)
             ).scalar()
@@ -166,7 +178,7 @@ class LogReader:
 
     def commit_before(self, sequence: int) -> int:
         """The last sequence of the last commit that ends before `sequence`; 0 when there is none."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             end: int = connection.exec_driver_sql(
                 "SELECT coalesce(max(seq), 0) FROM chain WHERE seq < ?", (sequence,)
             ).scalar_one()
@@ -174,7 +186,7 @@ class LogReader:
 
     def commit_hash(self, sequence: int) -> bytes | None:
         """The hash of the commit that ends at `sequence`, None when none does, or it was compacted away."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             digest: bytes | None = connection.exec_driver_sql(
                 "SELECT hash FROM chain WHERE seq = ?", (sequence,)
             ).scalar()
@@ -183,7 +195,7 @@ class LogReader:
     def stored_rows(self, first: int, last: int) -> Iterator[log_format.StoredRow]:
         """The rows numbered `first` to `last` as they are in the table, page by page."""
         while first <= last:
-            with self._engine.connect() as connection:
+            with self.engine.connect() as connection:
                 rows = connection.exec_driver_sql(
                     "SELECT * FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?", (first, last, PAGE_EVENTS)
                 ).fetchall()
@@ -196,7 +208,7 @@ class LogReader:
     def commits(self, after: int) -> Iterator[tuple[int, bytes]]:
         """The end and the hash of every commit that ends after `after`, in order, page by page."""
         while True:
-            with self._engine.connect() as connection:
+            with self.engine.connect() as connection:
                 rows = connection.exec_driver_sql(
                     "SELECT seq, hash FROM chain WHERE seq > ? ORDER BY seq LIMIT ?", (after, PAGE_EVENTS)
                 ).fetchall()
@@ -206,14 +218,38 @@ class LogReader:
                 return
             after = rows[-1][0]
 
+    def size(self) -> Size:
+        """What it takes, and what for; reads all of the log."""
+        with self.engine.connect() as connection:
+            free: int = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+            page_bytes: int = connection.exec_driver_sql("PRAGMA page_size").scalar_one()
+            kinds = connection.exec_driver_sql(
+                "SELECT kind, count(*), sum(length(payload)) FROM events GROUP BY kind ORDER BY kind"
+            ).fetchall()
+            checkpoints = 0
+            if self._has_retention:
+                checkpoints = connection.exec_driver_sql(
+                    "SELECT coalesce(sum(length(payload)), 0) FROM checkpoints"
+                ).scalar_one()
+        return Size(free * page_bytes, checkpoints, [(row[0], row[1], row[2]) for row in kinds])
+
+    def copy_to(self, path: Path) -> None:
+        """Write a consistent copy of the log as it is now."""
+        # Not VACUUM INTO, which a connection that only reads may not do.
+        with self.engine.connect() as connection, closing(sqlite3.connect(path)) as target:
+            source = connection.connection.driver_connection
+            if not isinstance(source, sqlite3.Connection):
+                raise TypeError(f"the log's driver is {type(source)}")
+            source.backup(target)
+
     def sources(self) -> dict[str, int]:
         """The last stored source_sequence of every source."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return {name: last for name, last in connection.exec_driver_sql("SELECT name, last_seq FROM sources")}  # noqa: C416 - mypy knows these to be pairs
 
     def said(self, after: int, last: int) -> dict[str, int]:
         """The greatest source_sequence of each source that said something in the rows above `after`, up to `last`."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             rows = connection.exec_driver_sql(
                 "SELECT s.name, max(e.source_seq) FROM events e JOIN sources s ON s.id = e.source "
                 "WHERE e.seq > ? AND e.seq <= ? GROUP BY e.source",

@@ -24,6 +24,7 @@ from services.master.event_log import EventLog
 from services.master.keeper import Keeper
 from services.master.servicers.dispatch import DispatchServicer
 from services.master.servicers.events import EventServicer
+from services.master.servicers.log import LogServicer
 from services.master.servicers.models import ModelServicer
 from services.master.servicers.placement import PlacementServicer
 from services.master.servicers.telemetry import TelemetryServicer
@@ -34,6 +35,7 @@ from ullage.v1 import (
     dispatch_service_pb2_grpc,
     event_pb2,
     event_service_pb2_grpc,
+    log_service_pb2_grpc,
     model_service_pb2_grpc,
     placement_service_pb2_grpc,
     telemetry_service_pb2_grpc,
@@ -83,6 +85,11 @@ class Master:
             "ullage.v1.DispatchService",
             dispatch_service_pb2_grpc.add_DispatchServiceServicer_to_server,
             self._dispatch,
+        )
+        self._server.add(
+            "ullage.v1.LogService",
+            log_service_pb2_grpc.add_LogServiceServicer_to_server,
+            LogServicer(self.cluster, self._keeper, self._settings.retention, self._settings.log_path),
         )
 
     async def _take_over(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -94,6 +95,28 @@ def test_what_follows_a_checkpoint_has_the_same_effect_as_without_it(
         for one in (state, again):
             apply_fact(one, one.sequence + 1, 7, fact)
         assert state_hash(again) == state_hash(state)
+
+
+@pytest.mark.parametrize("last", [model_pb2.SHARD_PHASE_UNLOADED, model_pb2.SHARD_PHASE_FAILED])
+@pytest.mark.parametrize("released_first", [True, False])
+def test_an_instance_that_ran_and_ended_is_told_as_it_was(
+    last: model_pb2.ShardPhase.ValueType, released_first: bool
+) -> None:
+    ends = [instance_released("i"), shard_status(last, "i", 0, "a", resident_bytes=0, failure="its stream broke")]
+    facts = [
+        node_announced("a", friendly_name="anna"),
+        memory_sampled("a"),
+        instance_placed("i", ["a", "b"]),
+        shard_status(model_pb2.SHARD_PHASE_RUNNING, "i", 0, "a", resident_bytes=GIB),
+        *(ends if released_first else reversed(ends)),
+        node_announced("a", friendly_name="renamed"),
+    ]
+    state = State()
+    for fact in facts:
+        apply_fact(state, state.sequence + 1, 0, fact)
+    made = checkpoint(state, {})
+    assert made is not None
+    assert state_hash(restored(made)) == state_hash(state)
 
 
 def test_a_history_no_master_writes_has_no_checkpoint() -> None:

@@ -28,7 +28,7 @@ from ullage.v1 import model_pb2 as ullage_dot_v1_dot_model__pb2
 from ullage.v1 import state_pb2 as ullage_dot_v1_dot_state__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dullage/v1/event_service.proto\x12\tullage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15ullage/v1/event.proto\x1a\x15ullage/v1/model.proto\x1a\x15ullage/v1/state.proto\"D\n\x0b\x45ventFilter\x12\r\n\x05kinds\x18\x01 \x03(\t\x12\x10\n\x08node_ids\x18\x02 \x03(\t\x12\x14\n\x0cinstance_ids\x18\x03 \x03(\t\"\xb0\x01\n\rFollowRequest\x12\x17\n\rfrom_sequence\x18\x01 \x01(\x04H\x00\x12/\n\tfrom_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x12\n\x08\x66rom_now\x18\x03 \x01(\x08H\x00\x12&\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x16.ullage.v1.EventFilter\x12\x10\n\x08retained\x18\x05 \x01(\x08\x42\x07\n\x05start\"h\n\x0e\x46ollowResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.ullage.v1.RecordedEvent\x12\x19\n\x11progress_sequence\x18\x02 \x01(\x04\x12\x11\n\tcaught_up\x18\x03 \x01(\x08\"\xb7\x01\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rfrom_sequence\x18\x03 \x01(\x04\x12\x18\n\x0bto_sequence\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12&\n\x06\x66ilter\x18\x05 \x01(\x0b\x32\x16.ullage.v1.EventFilter\x12\x12\n\ndescending\x18\x06 \x01(\x08\x42\x0e\n\x0c_to_sequence\"W\n\x12ListEventsResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.ullage.v1.RecordedEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\";\n\x0fGetStateRequest\x12\x18\n\x0b\x61t_sequence\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_at_sequence\"e\n\x10GetStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.ullage.v1.ClusterState\x12\x12\n\nstate_hash\x18\x02 \x01(\t\x12\x15\n\rhead_sequence\x18\x03 \x01(\x04\".\n\x17\x45xplainPlacementRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\xa0\x01\n\x18\x45xplainPlacementResponse\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12&\n\x08recorded\x18\x02 \x01(\x0b\x32\x14.ullage.v1.Placement\x12%\n\x07\x64\x65rived\x18\x03 \x01(\x0b\x32\x14.ullage.v1.Placement\x12\r\n\x05\x65qual\x18\x04 \x01(\x08\"{\n\rWhatIfRequest\x12\x18\n\x0b\x61t_sequence\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12\x18\n\x10without_node_ids\x18\x03 \x03(\tB\x0e\n\x0c_at_sequence\"\x82\x01\n\x0eWhatIfResponse\x12)\n\tplacement\x18\x01 \x01(\x0b\x32\x14.ullage.v1.PlacementH\x00\x12%\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.ullage.v1.RefusalH\x00\x12\x13\n\x0b\x61t_sequence\x18\x03 \x01(\x04\x42\t\n\x07outcome\":\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0crequested_by\x18\x02 \x01(\t\"\x14\n\x12RemoveNodeResponse2\xc6\x03\n\x0c\x45ventService\x12?\n\x06\x46ollow\x12\x18.ullage.v1.FollowRequest\x1a\x19.ullage.v1.FollowResponse0\x01\x12I\n\nListEvents\x12\x1c.ullage.v1.ListEventsRequest\x1a\x1d.ullage.v1.ListEventsResponse\x12\x43\n\x08GetState\x12\x1a.ullage.v1.GetStateRequest\x1a\x1b.ullage.v1.GetStateResponse\x12[\n\x10\x45xplainPlacement\x12\".ullage.v1.ExplainPlacementRequest\x1a#.ullage.v1.ExplainPlacementResponse\x12=\n\x06WhatIf\x12\x18.ullage.v1.WhatIfRequest\x1a\x19.ullage.v1.WhatIfResponse\x12I\n\nRemoveNode\x12\x1c.ullage.v1.RemoveNodeRequest\x1a\x1d.ullage.v1.RemoveNodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dullage/v1/event_service.proto\x12\tullage.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15ullage/v1/event.proto\x1a\x15ullage/v1/model.proto\x1a\x15ullage/v1/state.proto\"D\n\x0b\x45ventFilter\x12\r\n\x05kinds\x18\x01 \x03(\t\x12\x10\n\x08node_ids\x18\x02 \x03(\t\x12\x14\n\x0cinstance_ids\x18\x03 \x03(\t\"\xb0\x01\n\rFollowRequest\x12\x17\n\rfrom_sequence\x18\x01 \x01(\x04H\x00\x12/\n\tfrom_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00\x12\x12\n\x08\x66rom_now\x18\x03 \x01(\x08H\x00\x12&\n\x06\x66ilter\x18\x04 \x01(\x0b\x32\x16.ullage.v1.EventFilter\x12\x10\n\x08retained\x18\x05 \x01(\x08\x42\x07\n\x05start\"h\n\x0e\x46ollowResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.ullage.v1.RecordedEvent\x12\x19\n\x11progress_sequence\x18\x02 \x01(\x04\x12\x11\n\tcaught_up\x18\x03 \x01(\x08\"\xb7\x01\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x15\n\rfrom_sequence\x18\x03 \x01(\x04\x12\x18\n\x0bto_sequence\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12&\n\x06\x66ilter\x18\x05 \x01(\x0b\x32\x16.ullage.v1.EventFilter\x12\x12\n\ndescending\x18\x06 \x01(\x08\x42\x0e\n\x0c_to_sequence\"W\n\x12ListEventsResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.ullage.v1.RecordedEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"h\n\x0fGetStateRequest\x12\x18\n\x0b\x61t_sequence\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12+\n\x07\x61t_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\n\x0c_at_sequence\"e\n\x10GetStateResponse\x12&\n\x05state\x18\x01 \x01(\x0b\x32\x17.ullage.v1.ClusterState\x12\x12\n\nstate_hash\x18\x02 \x01(\t\x12\x15\n\rhead_sequence\x18\x03 \x01(\x04\".\n\x17\x45xplainPlacementRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"\xa0\x01\n\x18\x45xplainPlacementResponse\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12&\n\x08recorded\x18\x02 \x01(\x0b\x32\x14.ullage.v1.Placement\x12%\n\x07\x64\x65rived\x18\x03 \x01(\x0b\x32\x14.ullage.v1.Placement\x12\r\n\x05\x65qual\x18\x04 \x01(\x08\"{\n\rWhatIfRequest\x12\x18\n\x0b\x61t_sequence\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12&\n\x04spec\x18\x02 \x01(\x0b\x32\x18.ullage.v1.PlacementSpec\x12\x18\n\x10without_node_ids\x18\x03 \x03(\tB\x0e\n\x0c_at_sequence\"\x82\x01\n\x0eWhatIfResponse\x12)\n\tplacement\x18\x01 \x01(\x0b\x32\x14.ullage.v1.PlacementH\x00\x12%\n\x07refusal\x18\x02 \x01(\x0b\x32\x12.ullage.v1.RefusalH\x00\x12\x13\n\x0b\x61t_sequence\x18\x03 \x01(\x04\x42\t\n\x07outcome\":\n\x11RemoveNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0crequested_by\x18\x02 \x01(\t\"\x14\n\x12RemoveNodeResponse2\xc6\x03\n\x0c\x45ventService\x12?\n\x06\x46ollow\x12\x18.ullage.v1.FollowRequest\x1a\x19.ullage.v1.FollowResponse0\x01\x12I\n\nListEvents\x12\x1c.ullage.v1.ListEventsRequest\x1a\x1d.ullage.v1.ListEventsResponse\x12\x43\n\x08GetState\x12\x1a.ullage.v1.GetStateRequest\x1a\x1b.ullage.v1.GetStateResponse\x12[\n\x10\x45xplainPlacement\x12\".ullage.v1.ExplainPlacementRequest\x1a#.ullage.v1.ExplainPlacementResponse\x12=\n\x06WhatIf\x12\x18.ullage.v1.WhatIfRequest\x1a\x19.ullage.v1.WhatIfResponse\x12I\n\nRemoveNode\x12\x1c.ullage.v1.RemoveNodeRequest\x1a\x1d.ullage.v1.RemoveNodeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,21 +46,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTEVENTSRESPONSE']._serialized_start=687
   _globals['_LISTEVENTSRESPONSE']._serialized_end=774
   _globals['_GETSTATEREQUEST']._serialized_start=776
-  _globals['_GETSTATEREQUEST']._serialized_end=835
-  _globals['_GETSTATERESPONSE']._serialized_start=837
-  _globals['_GETSTATERESPONSE']._serialized_end=938
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=940
-  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=986
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=989
-  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1149
-  _globals['_WHATIFREQUEST']._serialized_start=1151
-  _globals['_WHATIFREQUEST']._serialized_end=1274
-  _globals['_WHATIFRESPONSE']._serialized_start=1277
-  _globals['_WHATIFRESPONSE']._serialized_end=1407
-  _globals['_REMOVENODEREQUEST']._serialized_start=1409
-  _globals['_REMOVENODEREQUEST']._serialized_end=1467
-  _globals['_REMOVENODERESPONSE']._serialized_start=1469
-  _globals['_REMOVENODERESPONSE']._serialized_end=1489
-  _globals['_EVENTSERVICE']._serialized_start=1492
-  _globals['_EVENTSERVICE']._serialized_end=1946
+  _globals['_GETSTATEREQUEST']._serialized_end=880
+  _globals['_GETSTATERESPONSE']._serialized_start=882
+  _globals['_GETSTATERESPONSE']._serialized_end=983
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_start=985
+  _globals['_EXPLAINPLACEMENTREQUEST']._serialized_end=1031
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_start=1034
+  _globals['_EXPLAINPLACEMENTRESPONSE']._serialized_end=1194
+  _globals['_WHATIFREQUEST']._serialized_start=1196
+  _globals['_WHATIFREQUEST']._serialized_end=1319
+  _globals['_WHATIFRESPONSE']._serialized_start=1322
+  _globals['_WHATIFRESPONSE']._serialized_end=1452
+  _globals['_REMOVENODEREQUEST']._serialized_start=1454
+  _globals['_REMOVENODEREQUEST']._serialized_end=1512
+  _globals['_REMOVENODERESPONSE']._serialized_start=1514
+  _globals['_REMOVENODERESPONSE']._serialized_end=1534
+  _globals['_EVENTSERVICE']._serialized_start=1537
+  _globals['_EVENTSERVICE']._serialized_end=1991
 # @@protoc_insertion_point(module_scope)

@@ -190,15 +190,21 @@ class GetStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    AT_TIME_FIELD_NUMBER: _builtins.int
     at_sequence: _builtins.int
+    @_builtins.property
+    def at_time(self) -> _timestamp_pb2.Timestamp:
+        """The last sequence recorded at this time or earlier, where at_sequence is absent."""
+
     def __init__(
         self,
         *,
         at_sequence: _builtins.int | None = ...,
+        at_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence", "at_sequence", b"at_sequence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence", "at_sequence", b"at_sequence", "at_time", b"at_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence", "at_sequence", b"at_sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence", "at_sequence", b"at_sequence", "at_time", b"at_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__at_sequence: _TypeAlias = _typing.Literal["at_sequence"]  # noqa: Y015
     _WhichOneofArgType__at_sequence: _TypeAlias = _typing.Literal["_at_sequence", b"_at_sequence"]  # noqa: Y015

@@ -12,6 +12,7 @@ from services.master.allocator import place
 from services.master.cluster import Cluster, Subscription
 from services.master.event_filter import EventFilter
 from services.master.replay import state_at
+from services.master.retention import SAMPLE_KINDS
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
 from services.master.state import State
@@ -47,6 +48,7 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
         with translated():
             chosen = EventFilter(request.filter)
             position = await self._start(request) - 1
+            await self._refuse_compacted(request, position + 1, chosen)
             # The backlog of a subscription is bounded: it begins once the log is nearly read.
             while self._cluster.state.sequence - position > SCAN_EVENTS:
                 events, position = await self._scan(position, position + SCAN_EVENTS, chosen)
@@ -81,6 +83,10 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
             if request.HasField("at_sequence"):
                 state = await self._state_at(request.at_sequence)
                 shown = view.cluster_state(state)
+            elif request.HasField("at_time"):
+                later = await asyncio.to_thread(self._cluster.log.first_since, request.at_time.ToNanoseconds() + 1)
+                state = await self._state_at(self._cluster.state.sequence if later is None else later - 1)
+                shown = view.cluster_state(state)
             else:
                 state = self._cluster.state
                 shown = view.cluster_state(state, None if self._cluster.read_only else self._cluster.liveness)
@@ -103,6 +109,21 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
                 derived=outcome if isinstance(outcome, model_pb2.Placement) else None,
                 equal=outcome == record.placement,
             )
+
+    async def WhatIf(self, request: event_service_pb2.WhatIfRequest, context: Any) -> event_service_pb2.WhatIfResponse:
+        with translated():
+            there = self._cluster.state.sequence
+            at = request.at_sequence if request.HasField("at_sequence") else there
+            # A state of its own, since nodes are thought away in it.
+            state = await self._state_at(at)
+            if request.spec.model_id not in state.models:
+                raise errors.UnknownModel(request.spec.model_id)
+            for node_id in request.without_node_ids:
+                state.nodes.pop(node_id, None)
+            outcome = await asyncio.to_thread(place, state, request.spec, ())
+            if isinstance(outcome, model_pb2.Refusal):
+                return event_service_pb2.WhatIfResponse(refusal=outcome, at_sequence=at)
+            return event_service_pb2.WhatIfResponse(placement=outcome, at_sequence=at)
 
     async def RemoveNode(
         self, request: event_service_pb2.RemoveNodeRequest, context: Any
@@ -144,6 +165,15 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
                 return first or self._cluster.state.sequence + 1
             case "from_now" | None:
                 return self._cluster.state.sequence + 1
+
+    async def _refuse_compacted(
+        self, request: event_service_pb2.FollowRequest, first: int, chosen: EventFilter
+    ) -> None:
+        """Raise Compacted where samples that the reader asks for may be missing, and it has not said that it knows."""
+        samples_wanted = not chosen.kind_numbers or not chosen.kind_numbers.isdisjoint(SAMPLE_KINDS)
+        mark = await asyncio.to_thread(self._cluster.log.mark)
+        if first <= mark and samples_wanted and not request.retained:
+            raise errors.Compacted(mark + 1)
 
     async def _scan(self, after: int, last: int, chosen: EventFilter) -> tuple[list[event_pb2.RecordedEvent], int]:
         """The stored events above `after` and up to `last` that pass, and how far was looked."""

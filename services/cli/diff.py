@@ -1,0 +1,100 @@
+"""`ullage diff`: what changed between two moments of the log, as facts and as state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import typer
+
+from services.cli import connection, event_text, events, names, offline
+from services.cli.failure import CommandError, ExitCode
+from services.cli.output import JsonOption, bytes_text, console, message_json
+from services.cli.why import DECIDE_SECONDS_MAX
+from ullage.v1 import event_service_pb2, model_pb2, node_pb2, state_pb2
+
+SAMPLES: Final = ("memory_sampled", "system_sampled", "link_measured")
+"""Facts that say what the state shows anyway: they are not listed."""
+
+
+def diff(
+    first: Annotated[int, typer.Argument(metavar="A", min=0, help="A sequence.")],
+    last: Annotated[int, typer.Argument(metavar="B", min=0, help="A later one.")],
+    *,
+    log: offline.LogOption = None,
+    master: connection.MasterOption = connection.DEFAULT_MASTER,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the facts after A and up to B, but for samples, and what is different in the state.
+
+    Example: `ullage diff 100 250`
+    """
+    if last < first:
+        raise CommandError(f"{last} is before {first}: give the earlier sequence first", ExitCode.USAGE)
+    with offline.master_or_log(master, log) as there:
+        before, after = (
+            there.events.GetState(event_service_pb2.GetStateRequest(at_sequence=at), timeout=DECIDE_SECONDS_MAX).state
+            for at in (first, last)
+        )
+        request = event_service_pb2.ListEventsRequest(from_sequence=first + 1, to_sequence=last)
+        request.filter.kinds.extend(kind for kind in event_text.KINDS if kind not in SAMPLES)
+        happened = list(events.pages(there, request, events.PAGE_EVENTS))
+    known = names.node_names(before) | names.node_names(after)
+    changes = list(_changes(before, after))
+    for event in happened:
+        print(message_json(event, one_line=True) if as_json else event_text.line(event, known))
+    if as_json:
+        return
+    print()
+    for change in changes or ["the state is the same"]:
+        console().print(change, markup=False, soft_wrap=True)
+
+
+def _changes(before: state_pb2.ClusterState, after: state_pb2.ClusterState) -> Iterator[str]:
+    """A line for each thing that is different."""
+    old_nodes = {node.identity.node_id: node for node in before.nodes}
+    new_nodes = {node.identity.node_id: node for node in after.nodes}
+    for node_id in sorted(old_nodes.keys() | new_nodes.keys()):
+        old, new = old_nodes.get(node_id), new_nodes.get(node_id)
+        name = names.node_name((new or old or state_pb2.NodeView()).identity)
+        if old is None or new is None:
+            yield f"node {name}: {'gone' if new is None else 'new'}"
+        else:
+            yield from (f"node {name}: {change}" for change in _node_changes(old, new))
+    old_models = {model.model_id for model in before.models}
+    new_models = {model.model_id for model in after.models}
+    yield from (f"model {model_id}: new" for model_id in sorted(new_models - old_models))
+    yield from (f"model {model_id}: gone" for model_id in sorted(old_models - new_models))
+    states = {instance.instance_id: _state_name(instance) for instance in before.instances}
+    for instance in after.instances:
+        was, is_ = states.get(instance.instance_id), _state_name(instance)
+        if was is None:
+            yield f"instance {instance.instance_id}: new, {is_}"
+        elif was != is_:
+            why = f", {instance.failure}" if instance.failure else ""
+            yield f"instance {instance.instance_id}: {was} -> {is_}{why}"
+
+
+def _node_changes(old: state_pb2.NodeView, new: state_pb2.NodeView) -> Iterator[str]:
+    if old.memory.pressure_level != new.memory.pressure_level:
+        yield f"level {_level(old.memory)} -> {_level(new.memory)}"
+    figures = (
+        ("available", old.memory.balanced_available_bytes, new.memory.balanced_available_bytes),
+        ("promised", old.promised_bytes, new.promised_bytes),
+        ("resident", old.resident_bytes, new.resident_bytes),
+    )
+    for what, was, is_ in figures:
+        if was != is_:
+            yield f"{what} {bytes_text(was)} -> {bytes_text(is_)}"
+    if old.identity.boot_id != new.identity.boot_id:
+        yield "its probe was started again"
+    if old.runner.boot_id != new.runner.boot_id:
+        yield f"runner at {new.runner.address}" if new.runner.address else "runner gone"
+
+
+def _level(sample: node_pb2.MemorySample) -> str:
+    return node_pb2.PressureLevel.Name(sample.pressure_level).removeprefix("PRESSURE_LEVEL_")
+
+
+def _state_name(instance: model_pb2.Instance) -> str:
+    return model_pb2.InstanceState.Name(instance.state).removeprefix("INSTANCE_STATE_")

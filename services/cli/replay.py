@@ -1,0 +1,140 @@
+"""`ullage replay`: the cluster's past, moving, in the terminal."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from services.cli import connection, offline, tables
+from services.cli.connection import CALL_SECONDS_MAX, Master
+from services.cli.failure import CommandError, ExitCode
+from services.cli.output import console
+from services.cli.why import DECIDE_SECONDS_MAX
+from ullage.v1 import event_service_pb2, model_pb2, state_pb2
+
+try:
+    import termios
+    import tty
+except ImportError:
+    _KEYS = False  # Windows has neither: there it plays without keys.
+else:
+    _KEYS = True
+
+FRAME_SECONDS: Final = 0.25
+BAR_CHARACTERS: Final = 60
+JUMP_SHARE: Final = 0.05
+"""How much of the whole an arrow key goes."""
+
+
+def replay(
+    *,
+    first: Annotated[int, typer.Option("--from", metavar="SEQ", min=1, help="From this sequence on.")] = 1,
+    last: Annotated[int | None, typer.Option("--to", metavar="SEQ", min=1, help="Up to this one; else to now.")] = None,
+    speed: Annotated[float, typer.Option(min=0.01, help="So many seconds of the past in one.")] = 10.0,
+    log: offline.LogOption = None,
+    master: connection.MasterOption = connection.DEFAULT_MASTER,
+) -> None:
+    """Watch the past move. Space stops it, the arrows go back and on, q ends it.
+
+    Example: `ullage replay --log events.db --speed 60`
+    """
+    with offline.master_or_log(master, log) as there:
+        begin_ns, end_ns = _time_ns(there, first), _time_ns(there, last)
+        if end_ns < begin_ns:
+            raise CommandError("that is later than the end: give --from the earlier sequence", ExitCode.USAGE)
+        with _keys() as keys, Live(console=console(), auto_refresh=False) as live:
+            for at_ns in _moments(keys, begin_ns, end_ns, speed):
+                live.update(_frame(_state(there, at_ns), begin_ns, end_ns, at_ns), refresh=True)
+
+
+def _time_ns(master: Master, sequence: int | None) -> int:
+    """When a sequence was recorded; the last one where none is given."""
+    request = event_service_pb2.ListEventsRequest(page_size=1, from_sequence=sequence or 0, descending=sequence is None)
+    found = master.events.ListEvents(request, timeout=CALL_SECONDS_MAX).events
+    if not found:
+        raise CommandError(f"there is no sequence {sequence or 1}: see `ullage events`", ExitCode.NOT_FOUND)
+    return found[0].recorded_at.ToNanoseconds()
+
+
+def _state(master: Master, at_ns: int) -> state_pb2.ClusterState:
+    request = event_service_pb2.GetStateRequest()
+    request.at_time.FromNanoseconds(at_ns)
+    return master.events.GetState(request, timeout=DECIDE_SECONDS_MAX).state
+
+
+def _moments(keys: _Keys, begin_ns: int, end_ns: int, speed: float) -> Iterator[int]:
+    """The moments to show, as time goes on and keys are pressed; the end is the last of them."""
+    at_ns, stopped, jump_ns = begin_ns, False, round((end_ns - begin_ns) * JUMP_SHARE)
+    while True:
+        yield at_ns
+        if at_ns >= end_ns and not stopped:
+            return
+        shown = time.monotonic()
+        key = keys.wait(FRAME_SECONDS)
+        match key:
+            case "q":
+                return
+            case " ":
+                stopped = not stopped
+            case "left":
+                at_ns -= jump_ns
+            case "right":
+                at_ns += jump_ns
+            case _:
+                pass  # Time goes on.
+        if not stopped:
+            at_ns += round((time.monotonic() - shown) * 1e9 * speed)
+        at_ns = min(max(at_ns, begin_ns), end_ns)
+
+
+def _frame(state: state_pb2.ClusterState, begin_ns: int, end_ns: int, at_ns: int) -> Group:
+    done = round(BAR_CHARACTERS * (at_ns - begin_ns) / max(1, end_ns - begin_ns))
+    recorded_at = state.recorded_at.ToDatetime().isoformat(sep=" ", timespec="seconds")
+    bar = Text(f"{'━' * done}{'─' * (BAR_CHARACTERS - done)}  {recorded_at}Z  sequence {state.sequence}\n")
+    shown = [one for one in state.instances if one.state != model_pb2.INSTANCE_STATE_RELEASED]
+    if not shown:
+        return Group(bar, tables.nodes(state))
+    return Group(bar, tables.nodes(state), Text(), tables.instances(state, shown))
+
+
+class _Keys:
+    """Keys as they are pressed; none where nobody can press any."""
+
+    def __init__(self, *, there: bool) -> None:
+        self._there = there
+
+    def wait(self, seconds: float) -> str | None:
+        """The key pressed within `seconds`, by its name; None when there was none."""
+        if not self._there:
+            time.sleep(seconds)
+            return None
+        readable, _, _ = select.select([sys.stdin], [], [], seconds)
+        if not readable:
+            return None
+        pressed = sys.stdin.read(1)
+        if pressed != "\x1b":
+            return pressed
+        return {"[D": "left", "[C": "right"}.get(sys.stdin.read(2))
+
+
+@contextmanager
+def _keys() -> Iterator[_Keys]:
+    """The keyboard, a key at a time, where there is one."""
+    if not _KEYS or not sys.stdin.isatty():
+        yield _Keys(there=False)
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield _Keys(there=True)
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

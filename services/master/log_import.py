@@ -1,0 +1,113 @@
+"""Makes a log of exported events: `python -m services.master.log_import EVENTS LOG`.
+
+The events are RecordedEvents, each behind its length, as `ullage log export` writes them. They keep their sequence,
+their time and their source; the hashes are made anew. Where events are missing they were compacted away before, and
+the new log says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from google.protobuf.message import DecodeError
+from google.protobuf.proto import parse_length_prefixed
+from sqlalchemy import Connection
+
+from services import log_format
+from services.master import log_file
+from services.master.event_log import insert
+from services.master.log_lock import LogLock
+from ullage.v1 import event_pb2
+
+COMMIT_EVENTS: Final = 4096
+
+
+class ImportFailed(Exception):
+    """The events cannot become a log; the message says why."""
+
+
+def import_events(source: Path, log: Path) -> int:
+    """Make the log of the events in `source`; returns its last sequence. Raises ImportFailed, leaving no log."""
+    if log.exists():
+        raise ImportFailed(f"{log} is there already: name a file that is not")
+    lock = LogLock(log)
+    try:
+        log_file.prepare(log)
+        engine = log_file.writing_engine(log)
+        with engine.connect() as connection, source.open("rb") as file:
+            last = _Importer(connection).take(_events(file))
+        engine.dispose()
+    except (ImportFailed, DecodeError, OSError) as error:
+        for suffix in ("", "-wal", "-shm"):
+            log.with_name(log.name + suffix).unlink(missing_ok=True)
+        raise ImportFailed(f"{source.name} cannot be imported: {error}") from error
+    finally:
+        lock.release()
+    return last
+
+
+def _events(file: BinaryIO) -> Iterator[event_pb2.RecordedEvent]:
+    while (event := parse_length_prefixed(event_pb2.RecordedEvent, file)) is not None:  # type: ignore[arg-type]  # it takes any file
+        yield event
+
+
+class _Importer:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._hash = b""
+        self._sequence = 0
+        self._sources: dict[str, tuple[int, int]] = {}
+        """Number and last source_sequence of each source, by its name."""
+
+    def take(self, events: Iterator[event_pb2.RecordedEvent]) -> int:
+        rows: list[log_format.StoredRow] = []
+        for event in events:
+            if event.sequence <= self._sequence:
+                raise ImportFailed(f"event {event.sequence} follows event {self._sequence}")
+            gap = event.sequence != self._sequence + 1
+            rows.append(self._row(event))
+            self._sequence = event.sequence
+            if gap or len(rows) == COMMIT_EVENTS:
+                self._commit(rows, compacted=gap)
+                rows = []
+        if rows:
+            self._commit(rows, compacted=False)
+        return self._sequence
+
+    def _row(self, event: event_pb2.RecordedEvent) -> log_format.StoredRow:
+        number, said = self._sources.get(event.source, (len(self._sources) + 1, 0))
+        self._sources[event.source] = number, max(said, event.source_sequence)
+        at_ns = event.recorded_at.ToNanoseconds()
+        return log_format.stored_row(event.sequence, at_ns, number, event.source_sequence, event.fact)
+
+    def _commit(self, rows: Sequence[log_format.StoredRow], *, compacted: bool) -> None:
+        self._hash = log_format.chain_hash(self._hash, rows)
+        run = self._connection.exec_driver_sql
+        with self._connection.begin():
+            for name, (number, said) in self._sources.items():
+                run(
+                    "INSERT INTO sources (id, name, last_seq) VALUES (?, ?, ?) "
+                    "ON CONFLICT (id) DO UPDATE SET last_seq = excluded.last_seq",
+                    (number, name, said),
+                )
+            insert(self._connection, rows)
+            run("INSERT INTO chain (seq, hash) VALUES (?, ?)", (rows[-1][0], self._hash))
+            if compacted:
+                run("INSERT INTO compacted (first_seq, last_seq) VALUES (1, ?)", (rows[-1][0],))
+
+
+def main(arguments: list[str]) -> int:
+    """Import, and print the last sequence; 1 when it cannot be."""
+    try:
+        print(import_events(Path(arguments[0]), Path(arguments[1])))
+    except (ImportFailed, log_file.LogFileError) as error:
+        print(f"ullage log import: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
