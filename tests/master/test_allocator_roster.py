@@ -74,6 +74,8 @@ def change(state: State, number: int, what: tuple[Any, ...]) -> None:
         case ("link", sender, receiver, reachable):
             link = node_pb2.Link(from_node_id=f"n{sender}", to_node_id=f"n{receiver}", reachable=reachable)
             add(state, event_pb2.Fact(link_measured=event_pb2.LinkMeasured(link=link)))
+        case _:
+            raise AssertionError(what)
 
 
 @settings(deadline=None, max_examples=60)
@@ -131,6 +133,16 @@ def test_thousands_of_nodes_are_decided_alike_in_any_order_and_only_the_weightie
     assert len(chosen.nodes) == 64
     assert chosen.nodes_omitted == 1936
     assert {shard.node_id for shard in chosen.shards} <= {node.node_id for node in chosen.nodes}
+
+
+def test_a_placement_over_more_nodes_than_are_kept_keeps_all_it_uses() -> None:
+    many = [Node(f"n{i:04}", 2 * GB) for i in range(300)]
+
+    chosen = place(state_of(many, model(even(100 * GB, 100))), spec(objective=model_pb2.OBJECTIVE_PROPORTIONAL), ())
+
+    assert isinstance(chosen, model_pb2.Placement)
+    assert len(chosen.shards) == len(chosen.nodes) == 100
+    assert chosen.nodes_omitted == 200
 
 
 def test_a_refusal_of_many_nodes_names_every_one() -> None:

@@ -22,6 +22,7 @@ from services.master.allocator.placement import placement
 from services.master.allocator.refusal import refuse
 from services.master.allocator.request import Complaint, Request, understand
 from services.master.allocator.roster import Roster, Survey
+from services.master.allocator.search import RUNNERS_UP_MAX
 from services.master.allocator.standing import stands
 from services.master.allocator.tensor import not_runnable
 from services.master.state import State
@@ -45,13 +46,17 @@ def decide(
     request: Request | Complaint,
     spec: model_pb2.PlacementSpec,
     silent_node_ids: Collection[str],
+    runners_up: int = RUNNERS_UP_MAX,
 ) -> model_pb2.Placement | model_pb2.Refusal:
-    """The same for nodes that were surveyed before, and a request that was understood: in whatever thread."""
+    """The same for nodes that were surveyed before, and a request that was understood: in whatever thread.
+
+    With at most so many runners-up.
+    """
     if isinstance(request, Complaint):
         return model_pb2.Refusal(
             reason=request.reason, message=request.text, retryable=False, decided_at_sequence=survey.sequence
         )
-    case = Case(survey, request, frozenset(silent_node_ids))
+    case = Case(survey, request, frozenset(silent_node_ids), runners_up=runners_up)
     if request.tensor:
         return not_runnable(case)
     solutions = case.solutions()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 from services.master.allocator.arrangement import arranged
 from services.master.allocator.budget import AS_THEY_ARE, Budget, Budgets, View
 from services.master.allocator.capacity import Capacity
+from services.master.allocator.exact import EXACT_NODES_MAX
 from services.master.allocator.hops import hops
 from services.master.allocator.pool import promising, roomiest
 from services.master.allocator.problem import Problem
 from services.master.allocator.request import Request
 from services.master.allocator.roster import Ints, Survey
-from services.master.allocator.search import solve
+from services.master.allocator.search import RUNNERS_UP_MAX, solve
 from services.master.allocator.solution import Solution
+from ullage.v1 import model_pb2
+
+_WIDE: Final = frozenset({model_pb2.OBJECTIVE_PROPORTIONAL, model_pb2.OBJECTIVE_THROUGHPUT})
+"""Objectives that may want every node there is, not the few that are fast."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +31,9 @@ class Case:
     request: Request
     silent_node_ids: frozenset[str]
     view: View = AS_THEY_ARE
+    runners_up: int = RUNNERS_UP_MAX
+    surely: bool = False
+    """Of many nodes say only so much as counting shows: a yes is true, a no may not be. For what is tried often."""
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -43,6 +52,8 @@ class Case:
 
     def solutions(self) -> tuple[Solution, ...]:
         """The best placement and its runners-up; empty when there is none."""
+        if self.request.objective in _WIDE:
+            return self.solutions_in(self.budgets.room_bytes)
         timed = self.timed(self.budgets.able)
         found = self._solved(promising(self.budgets, timed=timed), self.budgets.room_bytes, timed=timed)
         return found or self.solutions_in(self.budgets.room_bytes)
@@ -79,8 +90,8 @@ class Case:
         """There would be one if these were the rooms of the nodes."""
         rows = roomiest(self.budgets, self.budgets.weighed, rooms)
         counted = self._counted(rows, rooms)
-        if counted is not None:
-            return counted
+        if counted is not None or (self.surely and len(rows) > EXACT_NODES_MAX):
+            return bool(counted)
         problem = self._problem(rows, rooms, timed=False)
         return problem is not None and arranged(problem, most=False) is not None
 
@@ -115,7 +126,7 @@ class Case:
 
     def _solved(self, rows: Ints, rooms: Ints, *, timed: bool) -> tuple[Solution, ...]:
         problem = self._problem(rows, rooms, timed=timed)
-        return solve(problem, self.request.objective, self._replaced_node_ids()) if problem else ()
+        return solve(problem, self.request.objective, self._replaced_node_ids(), self.runners_up) if problem else ()
 
     def _problem(self, rows: Ints, rooms: Ints, *, timed: bool) -> Problem | None:
         """The problem, or None where a node that must get layers is not there to get them."""

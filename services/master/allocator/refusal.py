@@ -34,9 +34,6 @@ INSTANCES_ADVISED_MAX: Final = 3
 LEFT_OUT_ADVISED_MAX: Final = 8
 """For how many of the nodes left out it is said what would bring them in."""
 
-SEARCHED_NODES_MAX: Final = 64
-"""Up to how many nodes a smaller request is searched for: each step of the search decides once more over them all."""
-
 SEARCH_STEPS: Final = 4096
 """How finely a remedy is searched for: one part in this many of what the model needs."""
 
@@ -65,7 +62,7 @@ def refuse(case: Case) -> model_pb2.Refusal:
     """Why the case has no placement; for cases that have none."""
     reason = _reason(case)
     needed, offered = needed_bytes(case), offered_bytes(case)
-    remedies = [*_remedies(case, reason, needed or 0)]
+    remedies = [*_remedies(replace(case, surely=True), reason, needed or 0)]
     lines = [_headline(case, reason, needed or 0, offered)]
     lines += [f"  {node_line(budget, case.request.layers)}" for budget in case.nodes]
     lines += ["What would help:", *(f"  {remedy.text}" for remedy in remedies)] if remedies else []
@@ -236,8 +233,7 @@ def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
     if reason in _REMEDIABLE:
         yield from _releases(case)
         yield from _more_bytes(case, needed)
-        if len(case.nodes) <= SEARCHED_NODES_MAX:
-            yield from _smaller_requests(case)
+        yield from _smaller_requests(case)
     else:
         yield from _left_out(case)
     yield from _wider_requests(case)

@@ -13,7 +13,7 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -44,6 +44,7 @@ class Aim:
     """1 where fewer nodes are better before anything else, -1 where more are."""
     kept: frozenset[str] = frozenset()
     """The nodes of the placement that this one replaces."""
+    runners_up: int = RUNNERS_UP_MAX
 
     def rank(self, found: Solution) -> tuple[float, ...]:
         """The less, the better."""
@@ -69,13 +70,16 @@ class Aim:
 
 
 def solve(
-    problem: Problem, objective: model_pb2.Objective.ValueType, kept: frozenset[str] = frozenset()
+    problem: Problem,
+    objective: model_pb2.Objective.ValueType,
+    kept: frozenset[str] = frozenset(),
+    runners_up: int = RUNNERS_UP_MAX,
 ) -> tuple[Solution, ...]:
-    """The best arrangement, then runners-up; empty when the model does not fit.
+    """The best arrangement, then at most so many runners-up; empty when the model does not fit.
 
     `kept` are the nodes of the placement that is replaced.
     """
-    aim = _aim(objective, kept, speeds_known=problem.speeds_known)
+    aim = replace(_aim(objective, kept, speeds_known=problem.speeds_known), runners_up=runners_up)
     if len(problem.candidates) <= EXACT_NODES_MAX:
         return tuple(_weighed(problem, aim))
     found: dict[tuple[str, ...], Solution] = {}
@@ -87,7 +91,7 @@ def solve(
         order = arranged(problem, most=aim.size < 0)
         last = solution(problem, order, timed=False) if order else None
         return (last,) if last else ()
-    return tuple(sorted(found.values(), key=aim.rank)[: RUNNERS_UP_MAX + 1])
+    return tuple(sorted(found.values(), key=aim.rank)[: runners_up + 1])
 
 
 def _aim(objective: model_pb2.Objective.ValueType, kept: frozenset[str], *, speeds_known: bool) -> Aim:
@@ -106,9 +110,12 @@ def _aim(objective: model_pb2.Objective.ValueType, kept: frozenset[str], *, spee
 def _weighed(problem: Problem, aim: Aim) -> Iterator[Solution]:
     """The best sets of a problem small enough to weigh them all."""
     tolerance = KEPT_UNLESS_BETTER if aim.kept else 1.0
-    exact = Exact(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=aim.size, tolerance=tolerance)
+    if aim.runners_up > RUNNERS_UP_MAX:
+        tolerance = 0.0  # All of them are asked for, however much worse.
+    size = aim.size if tolerance else -1
+    exact = Exact(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=size, tolerance=tolerance)
     best = sorted(exact.sets, key=lambda each: (*aim.rank_of(each, problem), each.members))
-    yield from islice(filter(None, (_ordered(problem, exact, each, aim) for each in best)), RUNNERS_UP_MAX + 1)
+    yield from islice(filter(None, (_ordered(problem, exact, each, aim) for each in best)), aim.runners_up + 1)
 
 
 def _ordered(problem: Problem, exact: Exact, best: Best, aim: Aim) -> Solution | None:
@@ -126,7 +133,7 @@ def _as_good(found: Solution, best: Best, aim: Aim) -> bool:
 
 def _proposed(problem: Problem, aim: Aim) -> Iterable[Solution]:
     """Solutions among many candidates: each proposal weighed whole, or in its order where it is too large for that."""
-    for proposal in proposals(problem, timed=aim.timed, size=aim.size):
+    for proposal in proposals(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=aim.size):
         if len(proposal) <= EXACT_NODES_MAX:
             yield from _weighed(problem.among(proposal), aim)
         else:

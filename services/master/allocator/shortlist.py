@@ -21,14 +21,18 @@ from services.master.allocator.problem import Members, Problem
 WINDOW_NODES: Final = 6
 """How many nodes are weighed whole together, where a proposal itself is not larger."""
 
+SHARING_NODES: Final = (8, 12, 16, 24, 32)
+"""How many of the fastest nodes are tried where the slowest of them counts."""
+
 POINTS_OF_VIEW: Final = 2
 """From how many nodes the ways are looked at where they differ."""
 
 
-def proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
+def proposals(problem: Problem, *, timed: bool, bottleneck: bool, size: int) -> Iterator[Members]:
     """Sets of candidates that may be the best; those of more than EXACT_NODES_MAX in an order, from first to last."""
     seen: set[Members] = set()
-    for proposal in _proposals(problem, timed=timed, size=size):
+    found = _many_at_once(problem) if bottleneck else _proposals(problem, timed=timed, size=size)
+    for proposal in found:
         window = _filled(problem, proposal, timed=timed) if len(proposal) <= EXACT_NODES_MAX else proposal
         if window not in seen:
             seen.add(window)
@@ -47,6 +51,18 @@ def _proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]
     for attached in _views(problem):
         found = fastest_set(problem, attached)
         yield found or ()
+
+
+def _many_at_once(problem: Problem) -> Iterator[Members]:
+    """Where tokens follow each other closely: as many of the fastest as share the work without too many hops."""
+    yield problem.required
+    fastest = sorted(range(len(problem.candidates)), key=lambda i: (problem.candidates[i].second_sums[-1], i))
+    others = [i for i in fastest if i not in problem.required]
+    for count in SHARING_NODES:
+        chosen = (*problem.required, *others[: max(0, count - len(problem.required))])
+        if problem.size_min <= len(chosen) <= problem.size_max:
+            yield tuple(sorted(chosen))
+    yield from _proposals(problem, timed=True, size=0)
 
 
 def _views(problem: Problem) -> Iterator[np.ndarray[tuple[int], np.dtype[np.float64]]]:

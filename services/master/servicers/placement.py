@@ -2,7 +2,7 @@
 
 Rules this module lives by:
 - A decision is made and committed while `cluster.placing` is held: no two decisions ever see the same bytes.
-- Over many nodes it is made beside the event loop, on a survey that stands still. It is committed only if it stands
+- It is made beside the event loop, on a survey that stands still. It is committed only if it stands
   on the nodes as they are by then; else it is made again, in the end on the loop, where nothing changes meanwhile.
 - A client that goes away in between changes nothing of that: what was begun under the lock ends under it.
 - Nothing is dispatched, and nothing reserved, but by the fact that records the decision.
@@ -33,8 +33,8 @@ _INSTANCE_KINDS: Final = ("shard_status_changed", "instance_placed", "instance_r
 
 _OVER: Final = frozenset({model_pb2.INSTANCE_STATE_RELEASED, model_pb2.INSTANCE_STATE_FAILED})
 
-NODES_DECIDED_ON_LOOP_MAX: Final = 128
-"""Up to so many nodes a decision takes less than a thread costs others."""
+ALTERNATIVES_PREVIEWED_MAX: Final = 24
+"""How many ways a preview shows beside the best; a decision that is recorded keeps fewer."""
 
 DECISIONS_BESIDE_LOOP_MAX: Final = 2
 """How often a decision is made beside the loop before it is made on it."""
@@ -66,7 +66,10 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         self, request: placement_service_pb2.PreviewPlacementRequest, context: Any
     ) -> placement_service_pb2.PreviewPlacementResponse:
         with translated():
-            outcome, _ = await self._decided(request.spec)
+            asked, survey, silent = self._asked(request.spec)
+            outcome = await asyncio.to_thread(
+                decide, survey, asked, request.spec, silent, runners_up=ALTERNATIVES_PREVIEWED_MAX
+            )
             if isinstance(outcome, model_pb2.Refusal):
                 return placement_service_pb2.PreviewPlacementResponse(refusal=outcome)
             return placement_service_pb2.PreviewPlacementResponse(placement=outcome)
@@ -170,8 +173,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 
         Raises UnknownModel and UnknownInstance for names that are not there.
         """
-        large = len(self._cluster.state.nodes) > NODES_DECIDED_ON_LOOP_MAX
-        for _ in range(DECISIONS_BESIDE_LOOP_MAX if large else 0):
+        for _ in range(DECISIONS_BESIDE_LOOP_MAX):
             request, survey, silent = self._asked(spec)
             outcome = await asyncio.to_thread(decide, survey, request, spec, silent)
             if isinstance(outcome, model_pb2.Refusal) or isinstance(request, Complaint):
