@@ -45,10 +45,12 @@ class Engine:
         self._sequences = Sequences(lambda: self._loaded().new_cache())
         self.steps_done = 0
 
-    async def load(self, folder: Path, cut: Cut, form: WeightForm, progress: Progress) -> None:
-        """Load the shard `cut` of the model in `folder`; `progress` is called on the event loop.
+    async def load(
+        self, folder: Path, cut: Cut, form: WeightForm, progress: Progress, *, hidden_size: int, trial_tokens: int
+    ) -> None:
+        """Load the shard `cut` of the model in `folder`, and try it on a chunk of `trial_tokens`.
 
-        Raises UnsupportedModelError or ModelLoadError.
+        `progress` is called on the event loop. Raises UnsupportedModelError or ModelLoadError.
         """
         loop = asyncio.get_running_loop()
 
@@ -58,6 +60,7 @@ class Engine:
         def on_thread() -> None:
             self._model = shard_model.load(folder, cut, form, on_cpu=self._on_cpu, progress=report)
             self._cut = cut
+            shard_model.try_out(self._model, cut, hidden_size=hidden_size, tokens=trial_tokens)
             _give_memory_back()
 
         await self._run(on_thread)

@@ -10,6 +10,7 @@ import structlog
 
 from services.clock import Clock
 from services.model_folder import ModelFolderError, verify
+from services.runner.shard import frames
 from services.runner.shard.architecture import Cut, UnsupportedModelError
 from services.runner.shard.engine import Engine
 from services.runner.shard.generation import Generations
@@ -87,7 +88,15 @@ class Shard:
             text = await asyncio.to_thread(Text.read, folder)
             self._generations = Generations(assignment, pipeline, text, self.life, self._clock)
         cut = Cut(assignment.shard.first_layer, assignment.shard.end_layer, len(assignment.model.layers))
-        await self._engine.load(folder, cut, self._form, self.life.progress)
+        hidden_size = assignment.model.hidden_size
+        await self._engine.load(
+            folder,
+            cut,
+            self._form,
+            self.life.progress,
+            hidden_size=hidden_size,
+            trial_tokens=min(frames.chunk_tokens(hidden_size), assignment.context_tokens),
+        )
         self.life.advance(model_pb2.SHARD_PHASE_RUNNING)
         seconds = round(self._clock.monotonic() - started_at, 3)
         log.info("running", first_layer=cut.first_layer, end_layer=cut.end_layer, load_seconds=seconds)

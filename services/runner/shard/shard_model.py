@@ -89,6 +89,25 @@ def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Pr
     return ShardModel(pieces, dtype, side_by_side=architecture.admit(config).side_by_side)
 
 
+def try_out(model: ShardModel, cut: Cut, *, hidden_size: int, tokens: int) -> None:
+    """Compute a chunk of `tokens` as a rank before would send it, so that the first request meets nothing new.
+
+    Raises ModelLoadError when what comes out is no number: weights that were damaged, or do not fit each other.
+    """
+    if cut.is_first:
+        inputs = mx.zeros((tokens,), dtype=mx.int32)
+    else:
+        inputs = mx.random.normal((tokens, hidden_size), key=mx.random.key(0)).astype(model.dtype)
+    made = model.forward(inputs, model.new_cache())
+    if cut.is_last:
+        made = model.scores(made)
+    if not bool(mx.isfinite(made).all()):
+        raise ModelLoadError(
+            f"layers {cut.first_layer} to {cut.end_layer - 1} give no numbers: some of the weights are damaged; run "
+            "`ullage models add` again"
+        )
+
+
 def _bind(model: Any, config: architecture.Config, folder: Path) -> None:
     """Give `model` the arrays of the folder's files, without reading them."""
     weights: dict[str, mx.array] = {}

@@ -192,3 +192,18 @@ def test_loading_tells_how_many_bytes_are_in_memory(tmp_path: Path) -> None:
         (embedding_bytes + layer_bytes, total_bytes),
         (total_bytes, total_bytes),
     ]
+
+
+@pytest.mark.parametrize("cut", [Cut(0, 2, 5), Cut(2, 5, 5)])
+def test_weights_that_give_no_numbers_are_found_by_trying(cut: Cut, tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny")
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    model = shard_model.load(folder, cut, "float32", on_cpu=True, progress=lambda done, total: None)
+    shard_model.try_out(model, cut, hidden_size=64, tokens=128)
+
+    damaged = f"model.layers.{cut.first_layer}.mlp.up_proj.weight"
+    weights[damaged] = weights[damaged] * mx.nan
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(weights))
+    model = shard_model.load(folder, cut, "float32", on_cpu=True, progress=lambda done, total: None)
+    with pytest.raises(ModelLoadError, match=rf"layers {cut.first_layer} to {cut.end_layer - 1} give no numbers"):
+        shard_model.try_out(model, cut, hidden_size=64, tokens=128)
