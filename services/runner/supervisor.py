@@ -116,7 +116,11 @@ class ShardSupervisor:
     @property
     def ends_because(self) -> str:
         """Why it has to end, where that is known before its process is gone; else empty."""
-        return self._stopped_because or ("" if self._failure is None else self._failure.message)
+        if self._stopped_because or self._failure is None:
+            return self._stopped_because
+        if self._failure.HasField("blamed_rank"):
+            return self._failure.message
+        return f"rank {self.assignment.rank} on node {self._shop.node_id}: {self._failure.message}"
 
     @property
     def ended(self) -> bool:
