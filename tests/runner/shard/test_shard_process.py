@@ -234,6 +234,28 @@ async def test_a_client_that_goes_frees_its_place_and_the_log_learns_of_it(
         assert finished[1].generated_tokens == 8
 
 
+async def test_a_deadline_ends_an_answer_and_frees_its_place(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    async with running(folder, model, 2, context_tokens=500) as ring:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in ring.children[0].runner.Generate(generate_request(tokens=PROMPT), timeout=0.3):
+                pass
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        answer = await ring.generate(tokens=PROMPT, max_tokens=8)
+        assert answer.token_ids == whole(folder, PROMPT, 8)
+
+
+async def test_text_that_is_no_utf8_is_refused(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    request = generate_request(text="?", max_tokens=1).SerializeToString().replace(b"?", b"\xff")
+    async with running(folder, model) as ring:
+        call = ring.children[0].channel.unary_stream("/ullage.v1.RunnerService/Generate")(request)
+        with pytest.raises(grpc.aio.AioRpcError):
+            async for _ in call:
+                pass
+        assert len((await ring.generate(tokens=PROMPT, max_tokens=2)).token_ids) == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_lost_rank_fails_the_others_by_its_name_within_five_seconds(
     number: signal.Signals, tiny: tuple[Path, model_pb2.Model]
