@@ -67,6 +67,8 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
         if self.behaviour == f"stalls-{phase}":
             await asyncio.Event().wait()
         if self.behaviour == f"crashes-{phase}":
+            # What was said before shall have left.
+            await asyncio.sleep(0.5)
             crash()
         match phase, self.behaviour:
             case "running", "deaf":
