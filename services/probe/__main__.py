@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,13 +9,9 @@ import typer
 
 from services import logs
 from services.clock import SystemClock
-from services.probe import process
+from services.probe import lean
 from services.probe.estimator import Override
-from services.probe.failures import Failures
-from services.probe.identity import IdentityError
-from services.probe.machine import MACHINE_ROOT, find
 from services.probe.settings import Settings, SettingsError, default_state_dir, override
-from services.rpc import AddressError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -45,7 +40,7 @@ def probe(
     root: Annotated[
         Path,
         typer.Option(exists=True, file_okay=False, help="Where proc and sys are: a recorded tree, for debugging."),
-    ] = MACHINE_ROOT,
+    ] = Path("/"),
     ready_file: Annotated[Path | None, typer.Option(help="Write the address into this file once it answers.")] = None,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.")] = "info",
     only_once: Annotated[bool, typer.Option("--once", help="Print one reading and exit.")] = False,
@@ -74,17 +69,20 @@ def probe(
             root=root,
             ready_file=ready_file,
         )
-        asyncio.run(process.run(settings))
-    except (AddressError, IdentityError, SettingsError) as error:
+    except SettingsError as error:
         typer.echo(f"ullage probe: {error}", err=True)
         raise typer.Exit(1) from error
+    lean.become(settings, log_level)
 
 
-# A probe that runs has no use for the 2 MiB of what only prints, so that is imported where it is needed.
+# Before it becomes the lean program, this one only reads its options: what it takes to read the machine is imported
+# where that is asked for.
 
 
 def _read_once(root: Path, state_dir: Path, given: Override | None, *, json: bool) -> None:
     from services.probe import once  # noqa: PLC0415
+    from services.probe.failures import Failures  # noqa: PLC0415
+    from services.probe.machine import find  # noqa: PLC0415
 
     clock = SystemClock()
     sample = once.read_once(find(root, state_dir, clock, Failures()), given, clock)
@@ -93,6 +91,7 @@ def _read_once(root: Path, state_dir: Path, given: Override | None, *, json: boo
 
 def _examine(root: Path, state_dir: Path, given: Override | None, *, json: bool) -> None:
     from services.probe import doctor  # noqa: PLC0415
+    from services.probe.failures import Failures  # noqa: PLC0415
 
     logs.configure("probe", level="error")  # What failed is said below, with what to do about it.
     clock, failures = SystemClock(), Failures()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,25 @@ class Settings:
     name: str | None
     root: Path
     ready_file: Path | None
+
+    def to_json(self) -> str:
+        """All of it, for `from_json`."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """What `to_json` wrote."""
+        given = json.loads(text)
+        override, ready_file = given["override"], given["ready_file"]
+        return cls(
+            **{
+                **given,
+                "state_dir": Path(given["state_dir"]),
+                "root": Path(given["root"]),
+                "ready_file": None if ready_file is None else Path(ready_file),
+                "override": None if override is None else Override(**override),
+            }
+        )
 
 
 def default_state_dir() -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from services.probe.estimator import Override
-from services.probe.settings import SettingsError, override, parse_memory
+from services.probe.settings import Settings, SettingsError, override, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,20 @@ def test_the_environment_counts_in_gib_unless_the_option_is_given() -> None:
     assert override(None, None) is None
     with pytest.raises(SettingsError, match="OVERRIDE_MEMORY='16GiB' is no whole number of GiB"):
         override(None, "16GiB")
+
+
+@pytest.mark.parametrize("override", [None, Override(size_bytes=5), Override(fraction=0.5)])
+def test_settings_survive_being_passed_on(override: Override | None) -> None:
+    settings = Settings(
+        master="m:1",
+        listen="127.0.0.1:0",
+        insecure=True,
+        state_dir=Path("/state dir"),
+        override=override,
+        period_ms=500,
+        system_period_ms=2000,
+        name=None if override else 'a "name"',
+        root=Path("/"),
+        ready_file=None if override is None else Path("/ready"),
+    )
+    assert Settings.from_json(settings.to_json()) == settings
