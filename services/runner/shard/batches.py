@@ -21,8 +21,8 @@ from ullage.v1 import runner_service_pb2
 STRAGGLER_SECONDS_MAX: Final = 0.003
 """How long a group waits for its last answers: less than a step takes, more than it takes to hand on a token."""
 
-BATCH_ROWS_MIN: Final = 3
-"""Fewer rows gain nothing by being computed together, and go round one after the other."""
+BATCH_ROWS_MIN: Final = 2
+"""One row goes by itself: its cache needs no mask for its neighbours."""
 
 
 @dataclass
