@@ -75,8 +75,10 @@ class Instance:
     def needs(self, machine: Machine, start: int, end: int) -> int:
         """The bytes those layers take on a machine."""
         taken = sum(self.layer_bytes[start:end]) + self.kv_bytes(start, end) + machine.overhead_bytes
-        # In every shard: the copy of one cache while it grows, and the activations of a chunk of the prompt.
-        taken += max(self.kv_elements) * KV_ELEMENT_BYTES * TOKENS + 128 * 2 * self.hidden_size * KV_ELEMENT_BYTES
+        # In every shard: the copy of one cache while it grows, and the activations of a chunk of the prompt, once in
+        # use and once as freed buffers. The caches grow in one step, so none is outgrown.
+        chunk = 128 * 2 * self.hidden_size * KV_ELEMENT_BYTES
+        taken += max(self.kv_elements) * KV_ELEMENT_BYTES * TOKENS + chunk + min(32 * MIB, chunk)
         if start == 0:
             taken += self.embedding_bytes
         if end == self.layers:

@@ -154,26 +154,28 @@ def test_an_order_is_found_where_the_preferred_one_does_not_fit() -> None:
 
 def test_bytes_are_counted_by_part_on_each_rank() -> None:
     shape = model([1000] * 4, embedding=500, head=7, tied_embedding=True, kv=3, kv_allocation_step_tokens=256)
-    chosen = decision([Node("a", 14_000, overhead=100), Node("b", 13_000, overhead=100)], shape, context_tokens=257)
+    chosen = decision([Node("a", 19_000, overhead=100), Node("b", 18_000, overhead=100)], shape, context_tokens=257)
 
     kv = 3 * 2 * 512
     growing = kv
+    # Kept when freed: the caches of all four layers as they were after the first of two steps.
+    freed = 4 * kv // 2
     first, last = (shard.bytes for shard in chosen.shards)
     assert first == model_pb2.ShardBytes(
         layers_bytes=2000,
         embedding_bytes=500,
         kv_bytes=2 * kv,
-        activation_bytes=growing,
+        activation_bytes=growing + freed,
         overhead_bytes=100,
-        total_bytes=2000 + 500 + 3 * kv + 100,
+        total_bytes=2000 + 500 + 3 * kv + freed + 100,
     )
     assert last == model_pb2.ShardBytes(
         layers_bytes=2000,
         head_bytes=507,
         kv_bytes=2 * kv,
-        activation_bytes=growing,
+        activation_bytes=growing + freed,
         overhead_bytes=100,
-        total_bytes=2000 + 507 + 3 * kv + 100,
+        total_bytes=2000 + 507 + 3 * kv + freed + 100,
     )
 
 
@@ -210,8 +212,18 @@ def test_a_cpu_is_charged_for_the_scores_of_attention_which_metal_never_holds() 
 
     widest = 128 * (2 * 64 + 2 * 128) * 4
     scored = 1000 * 8
-    assert on_metal.shards[0].bytes.activation_bytes == widest + scored
-    assert on_cpu.shards[0].bytes.activation_bytes == widest + scored + 128 * 9 * 2048 * 4
+    attention = 2 * 128 * 9 * 2048 * 4
+    # Once in use, and once more as freed buffers that are kept.
+    assert on_metal.shards[0].bytes.activation_bytes == 2 * widest + scored
+    assert on_cpu.shards[0].bytes.activation_bytes == 2 * (widest + attention) + scored
+
+
+def test_no_more_freed_buffers_are_charged_than_a_runner_keeps() -> None:
+    shape = model([1000], hidden_size=2**16, intermediate_size=2**17)
+    chosen = decision([Node("a", GIB, element_bytes=4)], shape)
+
+    widest = 128 * (2 * 2**16 + 2 * 2**17) * 4
+    assert chosen.shards[0].bytes.activation_bytes == widest + 32 * 2**20
 
 
 @pytest.mark.parametrize(("context", "fits"), [(8192, True), (32_768, True), (131_072, False)])

@@ -379,11 +379,11 @@ def test_a_remedy_names_the_context_and_the_sequences_that_would_fit() -> None:
     answer = refusal(state, context_tokens=8192, concurrent_sequences=2)
 
     smaller = next(remedy for remedy in answer.remedies if remedy.HasField("context_tokens"))
-    assert smaller.text == "Ask for a context of 1792 tokens or less"
-    assert isinstance(place(state, spec(context_tokens=1792, concurrent_sequences=2), ()), model_pb2.Placement)
-    assert isinstance(place(state, spec(context_tokens=1793, concurrent_sequences=2), ()), model_pb2.Refusal)
+    assert smaller.text == "Ask for a context of 1536 tokens or less"
+    assert isinstance(place(state, spec(context_tokens=1536, concurrent_sequences=2), ()), model_pb2.Placement)
+    assert isinstance(place(state, spec(context_tokens=1537, concurrent_sequences=2), ()), model_pb2.Refusal)
 
-    answer = refusal(state, context_tokens=1792, concurrent_sequences=4)
+    answer = refusal(state, context_tokens=1536, concurrent_sequences=4)
     fewer = next(remedy for remedy in answer.remedies if remedy.HasField("concurrent_sequences"))
     assert (fewer.text, fewer.concurrent_sequences) == ("Ask for 2 sequences at once", 2)
 

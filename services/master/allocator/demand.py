@@ -8,7 +8,7 @@ Rules this module lives by:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -22,6 +22,9 @@ PREFILL_CHUNK_TOKENS: Final = 128
 """Tokens of a prompt a runner takes in one step."""
 
 FLOAT32_BYTES: Final = 4
+
+FREED_BYTES_KEPT_MAX: Final = 32 * 1024 * 1024
+"""What a shard's runtime keeps at most of the buffers it has freed, to use them again: runners set this limit."""
 
 SCORE_BYTES: Final = 2 * FLOAT32_BYTES
 """What the score of one token of the vocabulary takes: itself, and its place in a sorted copy."""
@@ -83,7 +86,7 @@ class Demand:
     embedding_copy_bytes: int
     """What a last rank that is not the first holds besides: the embedding again when it is tied, else 0."""
     working_bytes: int
-    """Activations of one prefill chunk, and the copy of a layer's cache while it grows: in every shard."""
+    """Activations of one prefill chunk, the copy of a cache while it grows, and freed buffers: in every shard."""
     logits_bytes: int
     """The scores of the next token of each sequence: a prompt's other tokens are not scored."""
     smallest_layer_bytes: int
@@ -192,6 +195,7 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
     kv = [each * load.concurrent_sequences for each in sequence_kv]
     both = [weight + cache for weight, cache in zip(weights, kv, strict=True)]
     embedding = _weight_bytes(model.embedding, form)
+    chunk_bytes = _chunk_bytes(model, form, load.context_tokens)
     return Demand(
         form=form,
         weight_sums=tuple(accumulate(weights, initial=0)),
@@ -201,7 +205,7 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
         embedding_bytes=embedding,
         head_bytes=_weight_bytes(model.head, form),
         embedding_copy_bytes=embedding if model.tied_embedding else 0,
-        working_bytes=_chunk_bytes(model, form, load.context_tokens) + max(sequence_kv),
+        working_bytes=chunk_bytes + max(sequence_kv) + _freed_bytes(model, chunk_bytes, kv, load.context_tokens),
         logits_bytes=load.concurrent_sequences * model.vocabulary_size * SCORE_BYTES,
         smallest_layer_bytes=min(both),
         largest_layer_bytes=max(both),
@@ -252,8 +256,16 @@ def _chunk_bytes(model: model_pb2.Model, form: Form, context_tokens: int) -> int
     """Activations of one prefill chunk at their widest: through the MLP, or in the scores of attention."""
     numbers = 2 * model.hidden_size + 2 * model.intermediate_size
     if not form.fused_attention:
-        numbers += model.attention_heads * context_tokens
+        # The scores, and what becomes of them when they are made to add up to one.
+        numbers += 2 * model.attention_heads * context_tokens
     return PREFILL_CHUNK_TOKENS * numbers * form.element_bytes
+
+
+def _freed_bytes(model: model_pb2.Model, chunk_bytes: int, kv: Sequence[int], context_tokens: int) -> int:
+    """What is kept of freed buffers: a chunk's activations, and every cache as it was at each step of its growth."""
+    steps = -(-context_tokens // max(1, model.kv_allocation_step_tokens))
+    outgrown = sum(kv) * (steps - 1) // 2 if model.kv_allocation_step_tokens else 0
+    return min(FREED_BYTES_KEPT_MAX, chunk_bytes + outgrown)
 
 
 def _u64(count: int) -> int:
