@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -21,11 +22,21 @@ from benchmarks.row import Row
 from services import log_format, rpc
 from services.clock import SystemClock
 from services.master import log_file
+from services.master.checkpoint import checkpoint
+from services.master.cluster import opened
 from services.master.event_log import Append, Commit, EventLog
 from services.master.log_reader import LogReader
 from services.master.replay import fold
+from services.master.servicers.events import EventServicer
 from services.master.state import State, apply_fact
-from ullage.v1 import event_pb2, node_pb2, telemetry_service_pb2, telemetry_service_pb2_grpc
+from ullage.v1 import (
+    event_pb2,
+    event_service_pb2,
+    event_service_pb2_grpc,
+    node_pb2,
+    telemetry_service_pb2,
+    telemetry_service_pb2_grpc,
+)
 
 NODES: Final = 100
 BATCH_FACTS: Final = 256
@@ -35,6 +46,9 @@ STREAMS: Final = 8
 SAMPLES_IN_BATCH: Final = 64
 BATCHES_PER_STREAM: Final = 400
 BATCHES_IN_FLIGHT: Final = 4
+CHECKPOINTED_EVENTS: Final = 200_000
+TAIL_EVENTS: Final = 10_000
+FOLLOWED_BATCHES: Final = 200
 EXO_APPLY_MICROSECONDS: Final = 648.0
 """exo's apply of one memory event at 100 nodes, as it was measured on a machine of this kind (b5375f8)."""
 
@@ -44,6 +58,8 @@ def rows() -> Iterator[Row]:
     yield append_row()
     yield apply_row()
     yield from replay_rows()
+    yield restart_row()
+    yield follow_row()
     yield from ingest_rows()
 
 
@@ -203,6 +219,99 @@ def _replay_seconds(path: Path) -> float:
     elapsed = time.perf_counter() - started
     engine.dispose()
     return elapsed
+
+
+def restart_row() -> Row:
+    """From the file to the whole state: a checkpoint of 100 nodes, and 10 k events after it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, connection = empty_log(folder, "restarted.db")
+        rows = list(stored_rows(CHECKPOINTED_EVENTS + TAIL_EVENTS))
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        connection.execute("UPDATE sources SET last_seq = ?", (len(rows),))
+        before = b"the commit before"
+        ends = [(len(rows) - 1, before), (len(rows), log_format.chain_hash(before, rows[-1:]))]
+        connection.executemany("INSERT INTO chain VALUES (?, ?)", ends)
+        state = State()
+        for row in rows[:CHECKPOINTED_EVENTS]:
+            apply_fact(state, row[0], row[1], event_pb2.Fact.FromString(row[6]))
+        made = checkpoint(state, {"probe": CHECKPOINTED_EVENTS})
+        assert made is not None
+        payload = made.SerializeToString()
+        connection.execute(
+            "INSERT INTO checkpoints VALUES (?, ?, ?)", (CHECKPOINTED_EVENTS, zlib.crc32(payload), payload)
+        )
+        connection.execute("COMMIT")
+        connection.close()
+        seconds = statistics.median(asyncio.run(_restart_seconds(path)) for _ in range(3))
+        floor = statistics.median(_tail_floor_seconds(path) for _ in range(3))
+    return Row(
+        "log",
+        "restart from a checkpoint, 10 k events after it",
+        seconds,
+        "s",
+        "lower",
+        0.3 / floor,
+        floor,
+        "cursor, parse of the 10 k",
+    )
+
+
+async def _restart_seconds(path: Path) -> float:
+    started = time.perf_counter()
+    async with opened(path, SystemClock()) as cluster:
+        elapsed = time.perf_counter() - started
+        assert cluster.state.sequence == CHECKPOINTED_EVENTS + TAIL_EVENTS
+    return elapsed
+
+
+def _tail_floor_seconds(path: Path) -> float:
+    connection = sqlite3.connect(path)
+    started = time.perf_counter()
+    for (payload,) in connection.execute("SELECT payload FROM events WHERE seq > ?", (CHECKPOINTED_EVENTS,)):
+        event_pb2.Fact.FromString(payload)
+    elapsed = time.perf_counter() - started
+    connection.close()
+    return elapsed
+
+
+def follow_row() -> Row:
+    """Events delivered to 8 readers of everything, by a master in this process, stored first."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Row(
+            "log",
+            "Follow, 8 readers, delivered",
+            asyncio.run(_delivered_rate(Path(folder) / "followed.db")),
+            "events/s",
+            "higher",
+            100_000,
+        )
+
+
+async def _delivered_rate(path: Path) -> float:
+    facts = [sample_fact(number) for number in range(SAMPLES_IN_BATCH)]
+    last = SAMPLES_IN_BATCH * FOLLOWED_BATCHES
+    async with opened(path, SystemClock()) as cluster:
+        server = rpc.Server()
+        register = event_service_pb2_grpc.add_EventServiceServicer_to_server
+        server.add("ullage.v1.EventService", register, EventServicer(cluster))
+        port = await server.start("127.0.0.1:0")
+        async with rpc.channel(f"127.0.0.1:{port}") as channel:
+            stub: event_service_pb2_grpc.EventServiceAsyncStub = event_service_pb2_grpc.EventServiceStub(channel)
+            started = time.perf_counter()
+            readers = [asyncio.create_task(_read_to(stub, last)) for _ in range(STREAMS)]
+            for _ in range(FOLLOWED_BATCHES):
+                await cluster.append(*facts)
+            await asyncio.gather(*readers)
+            elapsed = time.perf_counter() - started
+        await server.stop(0)
+    return STREAMS * last / elapsed
+
+
+async def _read_to(stub: event_service_pb2_grpc.EventServiceAsyncStub, last: int) -> None:
+    async for response in stub.Follow(event_service_pb2.FollowRequest(from_sequence=1)):
+        if response.progress_sequence >= last:
+            return
 
 
 def ingest_rows() -> Iterator[Row]:
