@@ -140,7 +140,7 @@ class Capacity:
     def _counts(self, beside: Sequence[int]) -> Counts:
         sizes = [each.smallest_layer_bytes if self.smallest else each.largest_layer_bytes for each in self.demands]
         held = np.maximum(0, self.rooms - self._by_form(beside)) // self._by_form(sizes)
-        return np.minimum(held, self.demands[0].layers)
+        return np.asarray(np.minimum(held, self.demands[0].layers))
 
     def _by_form(self, figures: Sequence[int]) -> Counts:
         by_form: Counts = np.array([min(each, NEEDED_BYTES_MAX) for each in figures], dtype=np.int64)
