@@ -30,6 +30,8 @@ class Batch:
         rows = mx.array([self.members.index(each) for each in members])
         for cache in self.caches:
             cache.filter(rows)
+            # At once: the memory of those who leave is given back, whenever those who stay go on.
+            mx.eval(cache.state)
         self.members = list(members)
 
     def add(self, members: Sequence[OneSequence]) -> None:
