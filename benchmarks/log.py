@@ -48,7 +48,10 @@ BATCHES_PER_STREAM: Final = 400
 BATCHES_IN_FLIGHT: Final = 4
 CHECKPOINTED_EVENTS: Final = 200_000
 TAIL_EVENTS: Final = 10_000
-FOLLOWED_BATCHES: Final = 200
+FOLLOWED_IN_COMMIT: Final = 3200
+"""So many that it is the readers that are measured, and not the disk."""
+
+FOLLOWED_BATCHES: Final = 4
 EXO_APPLY_MICROSECONDS: Final = 648.0
 """exo's apply of one memory event at 100 nodes, as it was measured on a machine of this kind (b5375f8)."""
 
@@ -58,7 +61,7 @@ def rows() -> Iterator[Row]:
     yield append_row()
     yield apply_row()
     yield from replay_rows()
-    yield restart_row()
+    yield from restart_rows()
     yield follow_row()
     yield from ingest_rows()
 
@@ -221,7 +224,7 @@ def _replay_seconds(path: Path) -> float:
     return elapsed
 
 
-def restart_row() -> Row:
+def restart_rows() -> Iterator[Row]:
     """From the file to the whole state: a checkpoint of 100 nodes, and 10 k events after it."""
     with tempfile.TemporaryDirectory() as folder:
         path, connection = empty_log(folder, "restarted.db")
@@ -245,16 +248,8 @@ def restart_row() -> Row:
         connection.close()
         seconds = statistics.median(asyncio.run(_restart_seconds(path)) for _ in range(3))
         floor = statistics.median(_tail_floor_seconds(path) for _ in range(3))
-    return Row(
-        "log",
-        "restart from a checkpoint, 10 k events after it",
-        seconds,
-        "s",
-        "lower",
-        0.3 / floor,
-        floor,
-        "cursor, parse of the 10 k",
-    )
+    yield Row("log", "restart from a checkpoint, 10 k events after it", seconds, "s", "lower", 0.3)
+    yield Row("log", "restart, to its floor", seconds, "s", "lower", 8.0, floor, "cursor, parse of the 10 k")
 
 
 async def _restart_seconds(path: Path) -> float:
@@ -289,8 +284,8 @@ def follow_row() -> Row:
 
 
 async def _delivered_rate(path: Path) -> float:
-    facts = [sample_fact(number) for number in range(SAMPLES_IN_BATCH)]
-    last = SAMPLES_IN_BATCH * FOLLOWED_BATCHES
+    facts = [sample_fact(number) for number in range(FOLLOWED_IN_COMMIT)]
+    last = FOLLOWED_IN_COMMIT * FOLLOWED_BATCHES
     async with opened(path, SystemClock()) as cluster:
         server = rpc.Server()
         register = event_service_pb2_grpc.add_EventServiceServicer_to_server
