@@ -14,7 +14,7 @@ from tests.runner.shard.ring import running
 from tests.runner.shard.test_describe import described
 from ullage.v1 import model_pb2, node_pb2
 
-CONTEXT_TOKENS = 640
+CONTEXT_TOKENS = 512
 ANSWER_TOKENS = 24
 
 
