@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def run(shards: list[ShardModel]) -> tuple[list[int], list[mx.array]]:
     return tokens, all_scores
 
 
+@pytest.fixture(scope="module")
+def of_type(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny model of each type, written once."""
+    root = tmp_path_factory.mktemp("types")
+
+    def folder(model_type: str) -> Path:
+        found = root / model_type
+        return found if found.exists() else tiny_weights.write(found, model_type)
+
+    return folder
+
+
 def kept(cache: list[Any]) -> list[int]:
     """Numbers that the cache of each of the shard's layers keeps of one token."""
 
@@ -68,9 +81,9 @@ def kept(cache: list[Any]) -> list[int]:
 
 @pytest.mark.parametrize("model_type", sorted(model_folder.ADMITTED))
 def test_a_model_cut_at_any_layer_gives_what_it_gives_whole_in_the_cache_it_was_promised(
-    model_type: str, tmp_path: Path
+    model_type: str, of_type: Callable[[str], Path]
 ) -> None:
-    folder = tiny_weights.write(tmp_path / "tiny", model_type)
+    folder = of_type(model_type)
     tokens, scores = run(loaded(folder))
     assert all(bool(mx.isfinite(each).all()) for each in scores)
     for bound in range(1, tiny_configs.LAYERS):
@@ -80,8 +93,10 @@ def test_a_model_cut_at_any_layer_gives_what_it_gives_whole_in_the_cache_it_was_
 
 
 @pytest.mark.parametrize("model_type", sorted(model_folder.ADMITTED))
-def test_a_model_takes_the_weights_and_the_cache_it_was_weighed_with(model_type: str, tmp_path: Path) -> None:
-    folder = tiny_weights.write(tmp_path / "tiny", model_type)
+def test_a_model_takes_the_weights_and_the_cache_it_was_weighed_with(
+    model_type: str, of_type: Callable[[str], Path]
+) -> None:
+    folder = of_type(model_type)
     model = tiny_weights.prepared(folder)
     told: list[int] = []
     cuts = [Cut(0, 2, 5), Cut(2, 5, 5)]
@@ -106,10 +121,10 @@ def test_a_model_takes_the_weights_and_the_cache_it_was_weighed_with(model_type:
 
 
 @pytest.mark.parametrize("model_type", sorted(model_folder.ADMITTED))
-def test_sequences_side_by_side_go_on_as_they_would_alone(model_type: str, tmp_path: Path) -> None:
+def test_sequences_side_by_side_go_on_as_they_would_alone(model_type: str, of_type: Callable[[str], Path]) -> None:
     if not model_folder.ADMITTED[model_type].side_by_side:
         pytest.skip("its sequences are computed one after the other")
-    (model,) = loaded(tiny_weights.write(tmp_path / "tiny", model_type))
+    (model,) = loaded(of_type(model_type))
     sequences = Sequences(model.new_cache)
     sampling = runner_service_pb2.SamplingParameters()
     prompts = {"a": CHUNKS[0], "b": CHUNKS[1], "c": CHUNKS[0] + CHUNKS[1]}
