@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 
 import structlog
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from services import log_format
 from services.master import errors
@@ -70,8 +71,8 @@ class Keeper:
                 if clock.monotonic() >= compact_at:
                     await self.compact(self._policy)
                     compact_at = clock.monotonic() + COMPACT_SECONDS
-            except (errors.MasterError, log_format.CorruptEventError) as error:
-                # The log stays as long as it is, and is looked at again.
+            except (errors.MasterError, log_format.CorruptEventError, DBAPIError) as error:
+                # A full disk, most likely. The log stays as long as it is, and is looked at again.
                 log.warning("the log was not looked after", error=str(error))
             await clock.sleep(LOOK_SECONDS)
 

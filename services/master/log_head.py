@@ -1,14 +1,15 @@
 """How far the log was acknowledged, in a file of its own beside it: what the log itself cannot know to be missing.
 
 SQLite reads a WAL up to the first page that does not match, and says nothing of the rest; a database without its
-WAL is only shorter. So the end is written down a second time after each commit. It is put on the platter whenever
-SQLite checkpoints, not at each commit: after a power cut it may say less than the log holds, never more.
+WAL is only shorter. So the end is written down a second time after each commit. It is put on the platter now and
+then, not at each commit: after a power cut it may say less than the log holds, never more.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -54,12 +55,15 @@ class HeadFile:
         """Note that everything up to `head` is acknowledged."""
         # One line of fixed width, so that a longer one never shows below it.
         line = b"%020d %s %08x\n" % (head.sequence, head.digest.hex().encode(), _crc(head))
-        os.pwrite(self._file, line, 0)
         self._commits += 1
-        if self._commits % _FSYNC_COMMITS == 0:
-            os.fsync(self._file)
+        # A full disk keeps this from being written, not the commit: it says less than the log holds, which it may.
+        with suppress(OSError):
+            os.pwrite(self._file, line, 0)
+            if self._commits % _FSYNC_COMMITS == 0:
+                os.fsync(self._file)
 
     def close(self) -> None:
         """Let go of it, on the platter."""
-        os.fsync(self._file)
+        with suppress(OSError):
+            os.fsync(self._file)
         os.close(self._file)

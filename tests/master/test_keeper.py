@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -155,6 +156,19 @@ async def test_what_a_source_said_is_known_after_its_samples_have_gone(log_path:
     async with opened(log_path, clock) as cluster:
         assert cluster.acknowledged("probe/a/1") == 200
         assert await cluster.record("probe/a/1", said) == 200
+
+
+async def test_what_cannot_be_written_does_not_end_the_keeper(log_path: Path, clock: FakeClock) -> None:
+    async with opened(log_path, clock) as cluster:
+        await day(cluster, clock, minutes=1)
+        raw = sqlite3.connect(log_path)
+        raw.execute("DROP TABLE compacted")  # As good as a full disk.
+        raw.commit()
+        raw.close()
+        task = asyncio.create_task(looking_after(cluster).run())
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        task.cancel()
 
 
 def test_of_memory_the_last_two_before_each_decision_stay_and_of_the_rest_the_last() -> None:
