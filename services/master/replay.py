@@ -31,8 +31,7 @@ def nearest(reader: LogReader, last: int) -> State:
     for made in reader.checkpoints(last):
         if made.ullage_version == RELEASE:
             return restored(made)
-    if reader.checkpoint_sequences():
-        log.info("no checkpoint of this release up to there: replaying from the beginning", sequence=last)
+        log.info("a checkpoint of another release is passed over", sequence=made.sequence, release=made.ullage_version)
     return State()
 
 
