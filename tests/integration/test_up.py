@@ -32,7 +32,7 @@ class Up:
     def services(self) -> dict[str, psutil.Process]:
         """The processes it started, by the module they run."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return {child.cmdline()[2].removeprefix("services."): child for child in children}
+        return {child.cmdline()[2].removeprefix("services.").removesuffix(".lean"): child for child in children}
 
     def end(self) -> tuple[int, str]:
         """Its exit code, and what it said on stderr."""
