@@ -16,7 +16,7 @@ check: $(READY)  ## style, types, import rules, protos, migrations
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	cd protos && ../$(VENV)/bin/buf lint
+	cd protos && ../$(VENV)/bin/buf lint && ../$(VENV)/bin/buf breaking . --against released.binpb
 	$(PYTHON) -m pytest -q tests/repository
 
 protos: $(READY)  ## the generated code
