@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psutil
 import pytest
 
 from services import rpc
 from services.runner import servicer
 from services.runner.relay import SERVICE
 from services.runner.shards import Shards
-from tests.runner.told import MakeAssignment, MakeWorkshop, Told
+from tests.runner.told import MakeAssignment, MakeWorkshop, Told, shard_processes
 from ullage.v1 import dispatch_service_pb2, model_pb2, node_pb2, runner_service_pb2, runner_service_pb2_grpc
 
 HERE = (("ullage-instance", "i1"), ("ullage-rank", "0"))
@@ -120,7 +119,7 @@ async def test_a_killed_process_ends_an_open_stream_within_a_second(channel: grp
     forward: Any = channel.stream_stream(f"/{SERVICE}/Forward")
     call = forward(metadata=HERE)
     assert await call.read() == b"i1/0"
-    for child in psutil.Process().children():
+    for child in shard_processes():
         os.kill(child.pid, signal.SIGKILL)
 
     async with asyncio.timeout(1):

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 
 from services import rpc
@@ -26,7 +25,7 @@ from services.runner.runner import Runner, running
 from services.runner.settings import Settings
 from tests import tiny_models
 from tests.runner.conftest import FAKE_SHARD
-from tests.runner.told import WAIT_SECONDS
+from tests.runner.told import WAIT_SECONDS, shard_processes
 from ullage.v1 import (
     dispatch_service_pb2,
     dispatch_service_pb2_grpc,
@@ -114,7 +113,7 @@ async def test_a_placement_becomes_a_running_shard_that_answers_and_a_release_en
         released = event_pb2.InstanceReleased(instance_id="i1")
         await cluster.append(event_pb2.Fact(instance_released=released))
         await until(lambda: cluster.state.instances["i1"].state == model_pb2.INSTANCE_STATE_RELEASED)
-        assert psutil.Process().children() == []
+        assert shard_processes() == []
 
 
 async def test_the_master_knows_what_the_runner_is(master: Master, tmp_path: Path, tiny_models_dir: Path) -> None:
@@ -135,13 +134,13 @@ async def test_a_master_that_was_away_finds_the_shard_running_and_nothing_is_sta
             starting = start_runner(before.address, tmp_path / "n1", tiny_models_dir)
             runner = await runners.enter_async_context(starting)
             await run_one(before.cluster, runner, tiny_model)
-        pids = [child.pid for child in psutil.Process().children()]
+        pids = [child.pid for child in shard_processes()]
         assert await generate(runner, "while away") == "whileaway"
 
         async with start_master(tmp_path, before.address) as after:
             await until(lambda: runner.session.connected)
             assert after.cluster.state.instances["i1"].state == model_pb2.INSTANCE_STATE_RUNNING
-            assert [child.pid for child in psutil.Process().children()] == pids
+            assert [child.pid for child in shard_processes()] == pids
             assert await generate(runner, "and again") == "andagain"
 
 
@@ -153,7 +152,7 @@ async def test_a_shard_that_ends_while_the_master_is_away_is_told_later_and_not_
             starting = start_runner(before.address, tmp_path / "n1", tiny_models_dir)
             runner = await runners.enter_async_context(starting)
             await run_one(before.cluster, runner, tiny_model)
-        os.kill(psutil.Process().children()[0].pid, signal.SIGKILL)
+        os.kill(shard_processes()[0].pid, signal.SIGKILL)
         await until(lambda: runner.shards.find("i1", 0) is None)
 
         async with start_master(tmp_path, before.address) as after:
@@ -161,7 +160,7 @@ async def test_a_shard_that_ends_while_the_master_is_away_is_told_later_and_not_
             assert after.cluster.state.instances["i1"].failure.endswith(
                 "failed while RUNNING: its process ended: killed by SIGKILL"
             )
-            assert psutil.Process().children() == []
+            assert shard_processes() == []
 
 
 async def test_a_runner_that_is_stopped_says_so_of_its_shards(
@@ -172,7 +171,7 @@ async def test_a_runner_that_is_stopped_says_so_of_its_shards(
 
     await until(lambda: master.cluster.state.instances["i1"].failure != "")
     assert master.cluster.state.instances["i1"].failure.endswith("failed while RUNNING: its runner was stopped")
-    assert psutil.Process().children() == []
+    assert shard_processes() == []
 
 
 async def test_runners_dial_each_other_when_asked_and_when_one_joins(

@@ -8,16 +8,11 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from services.runner.supervisor import Bounds, ShardSupervisor
-from tests.runner.told import WAIT_SECONDS, MakeAssignment, MakeWorkshop, Told
+from tests.runner.told import WAIT_SECONDS, MakeAssignment, MakeWorkshop, Told, shard_processes
 from ullage.v1 import model_pb2
-
-
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
 
 
 async def test_a_shard_is_started_loaded_and_unloaded_and_gives_back_its_memory(
@@ -34,7 +29,7 @@ async def test_a_shard_is_started_loaded_and_unloaded_and_gives_back_its_memory(
     assert told.phases == ["STARTING", "CONNECTING", "LOADING", "RUNNING", "UNLOADED"]
     assert told.statuses[-1].resident_bytes == 0
     assert shard.ended
-    assert children() == []
+    assert shard_processes() == []
     assert list(short_folder.iterdir()) == []  # noqa: ASYNC240 - nothing else runs here
 
 
@@ -61,7 +56,7 @@ async def test_a_phase_without_progress_fails_within_its_bound(
     failure = told.statuses[-1].failure
     assert failure.message == "no progress for 0.5 s"
     assert failure.phase == model_pb2.ShardPhase.Value(f"SHARD_PHASE_{phase}")
-    assert children() == []
+    assert shard_processes() == []
 
 
 async def test_a_slow_shard_that_gets_on_is_left_in_peace(
@@ -112,7 +107,7 @@ async def test_what_the_process_says_of_its_failure_is_passed_on(
     failure = told.statuses[-1].failure
     assert (failure.message, failure.blamed_rank) == ("rank 1 does not answer", 1)
     assert not failure.HasField("exit_code")
-    assert children() == []
+    assert shard_processes() == []
 
 
 async def test_noise_on_its_outputs_does_no_harm(
@@ -120,7 +115,7 @@ async def test_noise_on_its_outputs_does_no_harm(
 ) -> None:
     shard = ShardSupervisor(assignment(), 1, 1, workshop("noisy"))
     await told.until("RUNNING")
-    os.kill(children()[0].pid, signal.SIGKILL)
+    os.kill(shard_processes()[0].pid, signal.SIGKILL)
     await shard.wait()
 
     failure = told.statuses[-1].failure
@@ -135,13 +130,13 @@ async def test_a_stopped_process_is_found_out_and_killed_in_whatever_phase(
 ) -> None:
     shard = ShardSupervisor(assignment(), 1, 1, workshop(behaviour, Bounds(stopped_seconds=0.5)))
     await told.until(phase)
-    os.kill(children()[0].pid, signal.SIGSTOP)
+    os.kill(shard_processes()[0].pid, signal.SIGSTOP)
     await shard.wait()
 
     failure = told.statuses[-1].failure
     assert failure.message == "its process has been stopped by a signal for 0.5 s"
     assert failure.phase == model_pb2.ShardPhase.Value(f"SHARD_PHASE_{phase}")
-    assert children() == []
+    assert shard_processes() == []
 
 
 QUICK = Bounds(check_period_seconds=0.1, stuck_seconds=1.0, answer_seconds=30.0)
@@ -205,14 +200,14 @@ async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(
     await shard.wait()
 
     assert told.phases[-1] == "UNLOADED"
-    assert children() == []
+    assert shard_processes() == []
 
 
 async def test_a_shard_stopped_while_it_starts_is_unloaded_and_not_failed(
     workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
 ) -> None:
     shard = ShardSupervisor(assignment(), 1, 1, workshop("never-listens"))
-    while not children():  # noqa: ASYNC110 - nobody tells of a process
+    while not shard_processes():  # noqa: ASYNC110 - nobody tells of a process
         await asyncio.sleep(0.01)
     shard.stop()
     await shard.wait()

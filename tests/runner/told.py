@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import psutil
+
 from services.runner.supervisor import Workshop
 from ullage.v1 import dispatch_service_pb2, event_pb2, model_pb2
 
@@ -48,3 +50,21 @@ class Told:
                 self.arrived.clear()
                 await self.arrived.wait()
         return next(s for s in self.statuses if phase_name(s) == phase)
+
+
+SERVICES = {"services.cli", "services.master", "services.probe", "services.probe.lean", "services.runner"}
+
+
+def shard_processes() -> list[psutil.Process]:
+    """The shards this process has started, ended but unreaped ones too.
+
+    Not the services of a cluster that other tests of the same session keep running.
+    """
+    return [child for child in psutil.Process().children() if not _is_service(child)]
+
+
+def _is_service(child: psutil.Process) -> bool:
+    try:
+        return not SERVICES.isdisjoint(child.cmdline())
+    except psutil.ZombieProcess:
+        return False
