@@ -24,6 +24,7 @@ def test_the_probe_tells_its_nodes_shards_from_other_memory(released: Cluster) -
     instance_id = placed["instance_id"]
     eventually("it runs", lambda: released.runs(instance_id), seconds=120)
     held = eventually("the probe sees the shard", lambda: own_bytes(released, "node-1"))
+    assert held is not None
     assert 200 * MIB < held < 1500 * MIB
     assert own_bytes(released, "node-2") == 0
     released.ullage("release", instance_id)
