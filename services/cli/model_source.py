@@ -173,7 +173,7 @@ class HubSource:
         if self._snapshot is None:
             steps.begin("fetching")
             # Imported here: it takes longer than most commands do.
-            from services.cli import model_hub  # noqa: PLC0415
+            from services.cli import model_hub  # noqa: PLC0415 - as said above
 
             path = model_hub.snapshot(self._name)
             # The hub's cache names a snapshot's folder after its commit.
