@@ -90,7 +90,7 @@ class AddressError(Exception):
 
 def error_detail(error: grpc.RpcError, kind: type[M]) -> M | None:
     """The first detail of `kind` that a failed call carries, or None."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # an aio error is no Call, but has what is read
     for packed in status.details if status is not None else ():
         detail = kind()
         if packed.Unpack(detail):

@@ -29,7 +29,7 @@ class AmdGpus:
     def fill(self, sample: node_pb2.SystemSample) -> None:
         """Add each GPU, and the use of the first as the node's."""
         for device in self._devices:
-            found = self._failures.guard(str(device), lambda device=device: read(device))  # type: ignore[misc]
+            found = self._failures.guard(str(device), lambda device=device: read(device))  # type: ignore[misc]  # mypy infers no lambda with a default
             if found is None:
                 continue
             sample.gpus.append(found)

@@ -35,7 +35,7 @@ class NvidiaGpus:
     def fill(self, sample: node_pb2.SystemSample) -> None:
         """Add each GPU, and the first one's figures as the node's."""
         for handle in self._handles:
-            found = self._failures.guard("nvml", lambda handle=handle: self._read(handle))  # type: ignore[misc]
+            found = self._failures.guard("nvml", lambda handle=handle: self._read(handle))  # type: ignore[misc]  # mypy infers no lambda with a default
             if found is not None:
                 sample.gpus.append(found)
         for first in sample.gpus[:1]:

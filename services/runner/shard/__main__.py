@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
 
 async def _serve(arguments: argparse.Namespace, loaded: blas.Loaded) -> None:
     # Imports MLX, so not before blas.load.
-    from services.runner.shard.process import Process  # noqa: PLC0415
+    from services.runner.shard.process import Process  # noqa: PLC0415 - MLX comes after the BLAS
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ async def _description(arguments: argparse.Namespace, loaded: blas.Loaded) -> di
     keep once there are some: no reading before the first step shows these.
     """
     from services.runner.shard import device, speed  # noqa: PLC0415 - imports MLX, so not before blas.load
-    from services.runner.shard.process import Process  # noqa: PLC0415
+    from services.runner.shard.process import Process  # noqa: PLC0415 - MLX comes after the BLAS
 
     process = Process("describe", 0, arguments.weights, loaded)
     with tempfile.TemporaryDirectory() as folder:
