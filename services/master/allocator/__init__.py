@@ -15,6 +15,7 @@ Rules this package lives by:
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from services.master.allocator.case import Case
 from services.master.allocator.force import forced
@@ -28,7 +29,13 @@ from services.master.allocator.tensor import not_runnable
 from services.master.state import State
 from ullage.v1 import model_pb2
 
-__all__ = ["Complaint", "Request", "Roster", "Survey", "decide", "place", "stands", "understand"]
+__all__ = ["RULES_VERSION", "Complaint", "Request", "Roster", "Survey", "decide", "place", "stands", "understand"]
+
+RULES_VERSION: Final = 2
+"""Which rules decide here: raised by whoever changes what is decided for the same state and request.
+
+A decision that was recorded under another number need not come out the same when it is made again.
+"""
 
 
 def place(
