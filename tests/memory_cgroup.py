@@ -19,8 +19,9 @@ from services.probe.linux.cgroup import parse_mounts
 MIB = 1 << 20
 
 ACTOR = """
-import mmap, os, select, sys
+import os, select, sys
 held = []
+block = bytes(1 << 20)
 def told():
     return select.select([sys.stdin], [], [], 0)[0]
 for line in sys.stdin:
@@ -29,16 +30,15 @@ for line in sys.stdin:
         held.append(bytearray(int(argument)))
         held[-1][::4096] = b"x" * len(held[-1][::4096])
     else:
-        file = os.open(argument, os.O_RDONLY)
-        size = os.fstat(file).st_size
+        file = os.open(argument, os.O_RDWR)
         if word == "cache":
             while os.read(file, 1 << 20):
                 pass
         else:
-            seen = mmap.mmap(file, size, prot=mmap.PROT_READ)
             print("pressing", flush=True)
             while not told():
-                sum(seen[at] for at in range(0, size, 1 << 16))
+                for at in range(0, os.fstat(file).st_size, 1 << 20):
+                    os.pwrite(file, block, at)
     print("done", flush=True)
 """
 
@@ -129,7 +129,11 @@ class Actor:
         self._tell(f"cache {file}", "done")
 
     def press(self, file: Path) -> None:
-        """Have it read the file again and again, until it is told something else."""
+        """Have it write the file again and again, until it is told something else.
+
+        A page of it is had only by writing another one out, and that takes any disk long enough to be a stall; what is
+        only read comes back from a fast disk with hardly one.
+        """
         self._tell(f"press {file}", "pressing")
 
     def rest(self) -> None:
