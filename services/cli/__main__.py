@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import grpc
 import typer
@@ -33,7 +34,6 @@ from services.cli.output import JSON_FLAG
 
 app = typer.Typer(
     name="ullage",
-    help="Run one language model over the memory that all your machines can really give.",
     epilog=failure.EXIT_CODES_TEXT,
     add_completion=False,
     no_args_is_help=True,
@@ -45,6 +45,21 @@ app = typer.Typer(
 def version() -> None:
     """Print the version."""
     print(importlib.metadata.version("ullage"))
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run one language model over the memory that all your machines can really give."""
 
 
 app.command()(up.up)

@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 
 import grpc
@@ -22,6 +23,12 @@ def two_nodes(master: CannedMaster) -> None:
 def test_without_a_master_a_command_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--master", "127.0.0.1:1"]) == 5
     assert "no master answers at 127.0.0.1:1: start one with `ullage up`" in capsys.readouterr().err
+
+
+def test_the_version_is_told_where_people_look_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in (["--version"], ["version"]):
+        assert run(asked) == 0
+        assert capsys.readouterr().out == f"{importlib.metadata.version('ullage')}\n"
 
 
 def test_status_shows_what_each_node_can_give(ullage: Ullage) -> None:
