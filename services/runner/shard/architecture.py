@@ -89,8 +89,6 @@ class _Elsewhere:
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
-        # Its promises hold the files open, and it is never computed.
-        layer.apply(lambda _: _NOTHING)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
@@ -137,6 +135,21 @@ _ANY_TOKEN: Final = 0
 """What is given for tokens where only their number matters."""
 
 
+def leave_out(model: Any, cut: Cut) -> None:
+    """Let go of the parameters of every layer of `model` that is another rank's.
+
+    They are promises that hold the files open, and are never kept; what is made of them costs memory all the same.
+    """
+    for place, layer in enumerate(model.layers):
+        if not cut.has(place):
+            layer.apply(lambda _: _NOTHING)
+
+
+def is_left_out(module: Any) -> bool:
+    """Whether `module` is part of a layer that was left out."""
+    return any(part is _NOTHING for part in module.values())
+
+
 class Pieces:
     """What is left of a model after the cut, and what it computes."""
 
@@ -172,7 +185,8 @@ class Pieces:
             tokens = mx.full(inputs.shape[:2], _ANY_TOKEN, dtype=mx.int32)
         after: mx.array = self._inner(tokens, cache=[caches[mirror] for mirror in self._mirrors])
         made = after if self._last.made is None or self._cut.is_last else self._last.made
-        self._first.given = self._last.made = None
+        # Else what was made here for one chunk would be kept until the next.
+        self._first.given = self._first.made = self._last.made = None
         return made
 
     def scores(self, hidden: mx.array) -> mx.array:

@@ -67,3 +67,19 @@ def multiplies_with(loaded: blas.Loaded) -> str:
     if before is not None and loaded.products() == before:
         return f"{blas.NONE} ({loaded.name} is loaded, but MLX does not call it)"
     return loaded.name
+
+
+def rehearse() -> None:
+    """Compute what a model's layer is made of, in small.
+
+    What the runtime takes for this, once and for good, is then in the process before the first layer is, and in what
+    a runner says that its shards cost.
+    """
+    rows, group = 64, 32
+    weights = mx.dequantize(*mx.quantize(mx.ones((rows, rows)), group_size=group), group_size=group)
+    hidden = mx.fast.rms_norm(weights[None], mx.ones((rows,)), 1e-5) @ weights.T
+    heads = hidden.reshape(1, rows, 2, group).transpose(0, 2, 1, 3)
+    heads = mx.fast.rope(heads, group, traditional=False, base=1e4, scale=1.0, offset=0)
+    attended = mx.fast.scaled_dot_product_attention(heads, heads, heads, scale=1.0, mask="causal")
+    mx.eval(attended * mx.sigmoid(attended))
+    mx.clear_cache()

@@ -26,6 +26,7 @@ class Process:
         self._form = here.weight_form(weights)
         self._device = here
         self.blas_name = device.multiplies_with(loaded)
+        device.rehearse()
         self._shard = Shard(Life(instance_id, rank), Engine(on_cpu=here.kind == "cpu"), self._form, SystemClock())
         self._server = Server()
 

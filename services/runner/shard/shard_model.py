@@ -79,6 +79,7 @@ def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Pr
     config = read_config(folder)
     model = architecture.build(config)
     _bind(model, config, folder)
+    architecture.leave_out(model, cut)
     if form == "float32":
         _dequantise(model)
     elif on_cpu:
@@ -149,8 +150,8 @@ def _dequantise(model: Any) -> None:
 
 
 def _plain(module: Any) -> Any:
-    """The unquantised twin of a quantised module; any other as it is."""
-    plain = _twin(module)
+    """The unquantised twin of a quantised module of this shard; any other as it is."""
+    plain = None if architecture.is_left_out(module) else _twin(module)
     if plain is None:
         return module
     if "bias" in module:
