@@ -365,7 +365,10 @@ class InstancePlaced(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
     SILENT_NODE_IDS_FIELD_NUMBER: _builtins.int
+    RULES_VERSION_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
+    rules_version: _builtins.int
+    """The rules it was decided by, as the allocator numbers them; absent in logs from before they were numbered."""
     @_builtins.property
     def spec(self) -> _model_pb2.PlacementSpec: ...
     @_builtins.property
@@ -381,12 +384,15 @@ class InstancePlaced(_message.Message):
         spec: _model_pb2.PlacementSpec | None = ...,
         placement: _model_pb2.Placement | None = ...,
         silent_node_ids: _abc.Iterable[_builtins.str] | None = ...,
+        rules_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rules_version", b"_rules_version", "placement", b"placement", "rules_version", b"rules_version", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "placement", b"placement", "silent_node_ids", b"silent_node_ids", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rules_version", b"_rules_version", "instance_id", b"instance_id", "placement", b"placement", "rules_version", b"rules_version", "silent_node_ids", b"silent_node_ids", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rules_version: _TypeAlias = _typing.Literal["rules_version"]  # noqa: Y015
+    _WhichOneofArgType__rules_version: _TypeAlias = _typing.Literal["_rules_version", b"_rules_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rules_version) -> _WhichOneofReturnType__rules_version | None: ...
 
 Global___InstancePlaced: _TypeAlias = InstancePlaced  # noqa: Y015
 
@@ -397,6 +403,9 @@ class PlacementRefused(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     SILENT_NODE_IDS_FIELD_NUMBER: _builtins.int
+    RULES_VERSION_FIELD_NUMBER: _builtins.int
+    rules_version: _builtins.int
+    """As in InstancePlaced."""
     @_builtins.property
     def spec(self) -> _model_pb2.PlacementSpec: ...
     @_builtins.property
@@ -409,12 +418,15 @@ class PlacementRefused(_message.Message):
         spec: _model_pb2.PlacementSpec | None = ...,
         refusal: _model_pb2.Refusal | None = ...,
         silent_node_ids: _abc.Iterable[_builtins.str] | None = ...,
+        rules_version: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rules_version", b"_rules_version", "refusal", b"refusal", "rules_version", b"rules_version", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "silent_node_ids", b"silent_node_ids", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rules_version", b"_rules_version", "refusal", b"refusal", "rules_version", b"rules_version", "silent_node_ids", b"silent_node_ids", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rules_version: _TypeAlias = _typing.Literal["rules_version"]  # noqa: Y015
+    _WhichOneofArgType__rules_version: _TypeAlias = _typing.Literal["_rules_version", b"_rules_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rules_version) -> _WhichOneofReturnType__rules_version | None: ...
 
 Global___PlacementRefused: _TypeAlias = PlacementRefused  # noqa: Y015
 
@@ -624,6 +636,28 @@ class SourceMark(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SourceMark: _TypeAlias = SourceMark  # noqa: Y015
+
+@_typing.final
+class Facts(_message.Message):
+    """Facts one behind the other: as the stored bytes of many are read together. Neither stored nor sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FACTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def facts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fact]: ...
+    def __init__(
+        self,
+        *,
+        facts: _abc.Iterable[Global___Fact] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Facts: _TypeAlias = Facts  # noqa: Y015
 
 @_typing.final
 class RecordedEvent(_message.Message):

@@ -267,8 +267,15 @@ class ExplainPlacementResponse(_message.Message):
     RECORDED_FIELD_NUMBER: _builtins.int
     DERIVED_FIELD_NUMBER: _builtins.int
     EQUAL_FIELD_NUMBER: _builtins.int
+    RECORDED_RULES_VERSION_FIELD_NUMBER: _builtins.int
+    DERIVED_RULES_VERSION_FIELD_NUMBER: _builtins.int
     equal: _builtins.bool
     """The two are the same."""
+    recorded_rules_version: _builtins.int
+    """The rules the decision was recorded under, absent where it does not say, and those it was made again by. Where
+    they are not the same, two decisions need not be.
+    """
+    derived_rules_version: _builtins.int
     @_builtins.property
     def spec(self) -> _model_pb2.PlacementSpec: ...
     @_builtins.property
@@ -282,12 +289,16 @@ class ExplainPlacementResponse(_message.Message):
         recorded: _model_pb2.Placement | None = ...,
         derived: _model_pb2.Placement | None = ...,
         equal: _builtins.bool = ...,
+        recorded_rules_version: _builtins.int | None = ...,
+        derived_rules_version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["derived", b"derived", "recorded", b"recorded", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_recorded_rules_version", b"_recorded_rules_version", "derived", b"derived", "recorded", b"recorded", "recorded_rules_version", b"recorded_rules_version", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["derived", b"derived", "equal", b"equal", "recorded", b"recorded", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_recorded_rules_version", b"_recorded_rules_version", "derived", b"derived", "derived_rules_version", b"derived_rules_version", "equal", b"equal", "recorded", b"recorded", "recorded_rules_version", b"recorded_rules_version", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__recorded_rules_version: _TypeAlias = _typing.Literal["recorded_rules_version"]  # noqa: Y015
+    _WhichOneofArgType__recorded_rules_version: _TypeAlias = _typing.Literal["_recorded_rules_version", b"_recorded_rules_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recorded_rules_version) -> _WhichOneofReturnType__recorded_rules_version | None: ...
 
 Global___ExplainPlacementResponse: _TypeAlias = ExplainPlacementResponse  # noqa: Y015
 

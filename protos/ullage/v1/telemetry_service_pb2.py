@@ -27,7 +27,7 @@ from ullage.v1 import event_pb2 as ullage_dot_v1_dot_event__pb2
 from ullage.v1 import node_pb2 as ullage_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!ullage/v1/telemetry_service.proto\x12\tullage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15ullage/v1/event.proto\x1a\x14ullage/v1/node.proto\"E\n\x0bObservation\x12\x17\n\x0fsource_sequence\x18\x01 \x01(\x04\x12\x1d\n\x04\x66\x61\x63t\x18\x02 \x01(\x0b\x32\x0f.ullage.v1.Fact\"h\n\rReportRequest\x12)\n\x08identity\x18\x01 \x01(\x0b\x32\x17.ullage.v1.NodeIdentity\x12,\n\x0cobservations\x18\x02 \x03(\x0b\x32\x16.ullage.v1.Observation\"h\n\x0eReportResponse\x12$\n\x1c\x61\x63knowledged_source_sequence\x18\x01 \x01(\x04\x12\x30\n\rmemory_period\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"l\n\x11ReportOnceRequest\x12)\n\x08identity\x18\x01 \x01(\x0b\x32\x17.ullage.v1.NodeIdentity\x12,\n\x0cobservations\x18\x02 \x03(\x0b\x32\x16.ullage.v1.Observation\":\n\x12ReportOnceResponse\x12$\n\x1c\x61\x63knowledged_source_sequence\x18\x01 \x01(\x04\x32\xa0\x01\n\x10TelemetryService\x12\x41\n\x06Report\x12\x18.ullage.v1.ReportRequest\x1a\x19.ullage.v1.ReportResponse(\x01\x30\x01\x12I\n\nReportOnce\x12\x1c.ullage.v1.ReportOnceRequest\x1a\x1d.ullage.v1.ReportOnceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!ullage/v1/telemetry_service.proto\x12\tullage.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15ullage/v1/event.proto\x1a\x14ullage/v1/node.proto\"E\n\x0bObservation\x12\x17\n\x0fsource_sequence\x18\x01 \x01(\x04\x12\x1d\n\x04\x66\x61\x63t\x18\x02 \x01(\x0b\x32\x0f.ullage.v1.Fact\"<\n\x13UnopenedObservation\x12\x17\n\x0fsource_sequence\x18\x01 \x01(\x04\x12\x0c\n\x04\x66\x61\x63t\x18\x02 \x01(\x0c\"q\n\x0eUnopenedReport\x12)\n\x08identity\x18\x01 \x01(\x0b\x32\x17.ullage.v1.NodeIdentity\x12\x34\n\x0cobservations\x18\x02 \x03(\x0b\x32\x1e.ullage.v1.UnopenedObservation\"h\n\rReportRequest\x12)\n\x08identity\x18\x01 \x01(\x0b\x32\x17.ullage.v1.NodeIdentity\x12,\n\x0cobservations\x18\x02 \x03(\x0b\x32\x16.ullage.v1.Observation\"h\n\x0eReportResponse\x12$\n\x1c\x61\x63knowledged_source_sequence\x18\x01 \x01(\x04\x12\x30\n\rmemory_period\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"l\n\x11ReportOnceRequest\x12)\n\x08identity\x18\x01 \x01(\x0b\x32\x17.ullage.v1.NodeIdentity\x12,\n\x0cobservations\x18\x02 \x03(\x0b\x32\x16.ullage.v1.Observation\":\n\x12ReportOnceResponse\x12$\n\x1c\x61\x63knowledged_source_sequence\x18\x01 \x01(\x04\x32\xa0\x01\n\x10TelemetryService\x12\x41\n\x06Report\x12\x18.ullage.v1.ReportRequest\x1a\x19.ullage.v1.ReportResponse(\x01\x30\x01\x12I\n\nReportOnce\x12\x1c.ullage.v1.ReportOnceRequest\x1a\x1d.ullage.v1.ReportOnceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,14 +36,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OBSERVATION']._serialized_start=125
   _globals['_OBSERVATION']._serialized_end=194
-  _globals['_REPORTREQUEST']._serialized_start=196
-  _globals['_REPORTREQUEST']._serialized_end=300
-  _globals['_REPORTRESPONSE']._serialized_start=302
-  _globals['_REPORTRESPONSE']._serialized_end=406
-  _globals['_REPORTONCEREQUEST']._serialized_start=408
-  _globals['_REPORTONCEREQUEST']._serialized_end=516
-  _globals['_REPORTONCERESPONSE']._serialized_start=518
-  _globals['_REPORTONCERESPONSE']._serialized_end=576
-  _globals['_TELEMETRYSERVICE']._serialized_start=579
-  _globals['_TELEMETRYSERVICE']._serialized_end=739
+  _globals['_UNOPENEDOBSERVATION']._serialized_start=196
+  _globals['_UNOPENEDOBSERVATION']._serialized_end=256
+  _globals['_UNOPENEDREPORT']._serialized_start=258
+  _globals['_UNOPENEDREPORT']._serialized_end=371
+  _globals['_REPORTREQUEST']._serialized_start=373
+  _globals['_REPORTREQUEST']._serialized_end=477
+  _globals['_REPORTRESPONSE']._serialized_start=479
+  _globals['_REPORTRESPONSE']._serialized_end=583
+  _globals['_REPORTONCEREQUEST']._serialized_start=585
+  _globals['_REPORTONCEREQUEST']._serialized_end=693
+  _globals['_REPORTONCERESPONSE']._serialized_start=695
+  _globals['_REPORTONCERESPONSE']._serialized_end=753
+  _globals['_TELEMETRYSERVICE']._serialized_start=756
+  _globals['_TELEMETRYSERVICE']._serialized_end=916
 # @@protoc_insertion_point(module_scope)

@@ -47,6 +47,56 @@ class Observation(_message.Message):
 Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
+class UnopenedObservation(_message.Message):
+    """The same bytes as an Observation, and below as a request, with the facts left unopened: so the master reads them, and
+    stores each as it was sent. Never sent as such.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    FACT_FIELD_NUMBER: _builtins.int
+    source_sequence: _builtins.int
+    fact: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        source_sequence: _builtins.int = ...,
+        fact: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact", b"fact", "source_sequence", b"source_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnopenedObservation: _TypeAlias = UnopenedObservation  # noqa: Y015
+
+@_typing.final
+class UnopenedReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def identity(self) -> _node_pb2.NodeIdentity: ...
+    @_builtins.property
+    def observations(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnopenedObservation]: ...
+    def __init__(
+        self,
+        *,
+        identity: _node_pb2.NodeIdentity | None = ...,
+        observations: _abc.Iterable[Global___UnopenedObservation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "observations", b"observations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnopenedReport: _TypeAlias = UnopenedReport  # noqa: Y015
+
+@_typing.final
 class ReportRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
