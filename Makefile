@@ -9,8 +9,8 @@ READY := $(VENV)/.ready
 demo: $(READY)  ## one model over three nodes on this machine, from nothing to an answer
 	$(PYTHON) -m examples.demo
 
-test: $(READY)  ## every test
-	$(PYTHON) -m pytest
+test: $(READY)  ## every test, two at a time: they wait for processes more than they compute
+	$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup
 
 check: $(READY)  ## style, types, import rules, protos, migrations
 	$(VENV)/bin/ruff check .

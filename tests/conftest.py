@@ -1,4 +1,4 @@
-"""What tests of several services share: the real model, prepared once and kept in the checkout."""
+"""What tests of several services share: the real model, prepared once and kept in the checkout; who runs which."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from services.cli import model_store, model_wheel
 from services.cli.model_progress import Silent
 from services.cli.model_source import WheelSource
 
-CACHE = Path(__file__).parent.parent / ".cache"
+TESTS = Path(__file__).parent
+CACHE = TESTS.parent / ".cache"
 SMOLLM2_ID = "smollm2-135m"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file's tests on one worker, since they share fixtures, and all of a folder's where they share processes."""
+    for item in items:
+        shared = item.path.parent if item.path.parent.name == "integration" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(shared.relative_to(TESTS))))
 
 
 @pytest.fixture(scope="session")
