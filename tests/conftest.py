@@ -18,7 +18,7 @@ SMOLLM2_ID = "smollm2-135m"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests on one worker, since they share fixtures, and all of a folder's where they share processes."""
+    """Keep on one worker the tests of a file, which share fixtures, and those of a folder that share processes."""
     for item in items:
         shared = item.path.parent if item.path.parent.name == "integration" else item.path
         item.add_marker(pytest.mark.xdist_group(str(shared.relative_to(TESTS))))
