@@ -1,7 +1,7 @@
 """Whether nodes can hold a model at all, and an order in which they can.
 
-Up to EXACT_NODES_MAX nodes the answer is exact. Of more nodes it is exact where layers are alike; where they are
-not, the roomiest stand in sets and chains. Nodes between which there is no way are told apart first.
+Up to EXACT_NODES_MAX nodes every set is weighed, and where layers are alike they are counted. Of more nodes the
+roomiest that all reach each other stand in sets and chains; if these do not hold it, every order is tried.
 
 Rules this module lives by:
 - More memory or another node never turns a yes into a no.
@@ -16,22 +16,25 @@ from services.master.allocator.capacity import ROOM_BYTES_MAX, Capacity
 from services.master.allocator.chains import Chains
 from services.master.allocator.exact import EXACT_NODES_MAX, Exact
 from services.master.allocator.problem import Members, Problem
+from services.master.allocator.routes import Arrangement, Routes
 
 
-def arranged(problem: Problem, *, most: bool) -> Members | None:
-    """An order of candidates that holds the model, of the fewest or the `most` found; None when there is none."""
+def arranged(problem: Problem, *, most: bool) -> Arrangement:
+    """An order of candidates that holds the model, of the fewest or the `most` found, if there is one."""
     if problem.size_max < problem.size_min or _too_little(problem):
-        return None
+        return Arrangement(None)
+    if problem.holding is not None and not most:
+        return Arrangement(problem.holding)
     counted = not problem.required and problem.hops.open
     if counted:
         largest = capacity(problem)
         found = largest.arranged(most=most)
         if largest.exact or (found is not None and len(problem.candidates) > EXACT_NODES_MAX):
-            return found
+            return Arrangement(found)
         if not capacity(problem, smallest=True).holds():
-            return None
+            return Arrangement(None)
     if len(problem.candidates) <= EXACT_NODES_MAX:
-        return _exactly(problem, most=most)
+        return Arrangement(_exactly(problem, most=most))
     return _among_many(problem, most=most)
 
 
@@ -61,11 +64,13 @@ def _exactly(problem: Problem, *, most: bool) -> Members | None:
     return exact.order(sets[0]) if sets else None
 
 
-def _among_many(problem: Problem, *, most: bool) -> Members | None:
-    """The same where there are many nodes, of which some are asked for by name or reach some others only."""
+def _among_many(problem: Problem, *, most: bool) -> Arrangement:
+    """The same where there are many nodes, whose layers differ, or who are asked for by name or do not all reach."""
     kept = _mutual(problem)
     found = Chains(problem.among(kept)).arranged(most=most) if kept else None
-    return tuple(kept[i] for i in found) if found else None
+    if found:
+        return Arrangement(tuple(kept[i] for i in found))
+    return Arrangement(problem.holding) if problem.holding else Routes(problem).arranged()
 
 
 def _mutual(problem: Problem) -> Members:

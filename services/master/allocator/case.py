@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.master.allocator.arrangement import arranged
 from services.master.allocator.budget import AS_THEY_ARE, Budget, Budgets, View
 from services.master.allocator.capacity import Capacity
 from services.master.allocator.exact import EXACT_NODES_MAX
 from services.master.allocator.hops import hops
-from services.master.allocator.pool import promising, roomiest
-from services.master.allocator.problem import Problem
+from services.master.allocator.pool import POOL_NODES_MAX, promising, roomiest
+from services.master.allocator.problem import STEPS_MAX, Members, Problem
 from services.master.allocator.request import Request
 from services.master.allocator.roster import Ints, Survey
 from services.master.allocator.search import RUNNERS_UP_MAX, solve
@@ -21,6 +21,16 @@ from ullage.v1 import model_pb2
 
 _WIDE: Final = frozenset({model_pb2.OBJECTIVE_PROPORTIONAL, model_pb2.OBJECTIVE_THROUGHPUT})
 """Objectives that may want every node there is, not the few that are fast."""
+
+
+class Fit(NamedTuple):
+    """Whether nodes can hold what is asked for."""
+
+    holds: bool
+    proved: bool = True
+    """Where they do not: that they cannot, and not only that no way was found."""
+    order: Members | None = None
+    """Where they do and it was looked for: an order, as places among the roomiest in the order of preference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +44,8 @@ class Case:
     runners_up: int = RUNNERS_UP_MAX
     surely: bool = False
     """Of many nodes say only so much as counting shows: a yes is true, a no may not be. For what is tried often."""
+    steps_max: int = STEPS_MAX
+    """How long an order is looked for."""
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -52,22 +64,38 @@ class Case:
 
     def solutions(self) -> tuple[Solution, ...]:
         """The best placement and its runners-up; empty when there is none."""
-        if self.request.objective in _WIDE:
-            return self.solutions_in(self.budgets.room_bytes)
-        timed = self.timed(self.budgets.able)
-        found = self._solved(promising(self.budgets, timed=timed), self.budgets.room_bytes, timed=timed)
-        return found or self.solutions_in(self.budgets.room_bytes)
+        able, rooms = self.budgets.able, self.budgets.room_bytes
+        few = len(able) <= EXACT_NODES_MAX
+        if few or (len(able) > POOL_NODES_MAX and self.request.objective not in _WIDE):
+            timed = self.timed(able)
+            problem = self._problem(promising(self.budgets, timed=timed), rooms, timed=timed)
+            found = self._solved(problem) if problem else ()
+            if found or few:
+                return found
+        return self.solutions_in(rooms)
 
     def solutions_in(self, rooms: Ints) -> tuple[Solution, ...]:
         """The same were these the rooms of the nodes, whichever they are."""
-        if not self.fits_in(rooms):
+        fit = self.fit if rooms is self.budgets.room_bytes else self.fit_in(rooms)
+        if not fit.holds:
             return ()
         rows = roomiest(self.budgets, self.budgets.weighed, rooms)
-        return self._solved(rows, rooms, timed=self.timed(self.budgets.weighed))
+        problem = self._problem(rows, rooms, timed=self.timed(self.budgets.weighed))
+        return self._solved(replace(problem, holding=fit.order)) if problem else ()
 
     def fits(self) -> bool:
         """There is a placement."""
-        return self.fits_in(self.budgets.room_bytes)
+        return self.fit.holds
+
+    @cached_property
+    def fit(self) -> Fit:
+        """Whether there is a placement."""
+        return self.fit_in(self.budgets.room_bytes)
+
+    @property
+    def proved(self) -> bool:
+        """Where there is no placement: that there is none, and not only that none was found."""
+        return len(self.budgets.able) <= EXACT_NODES_MAX or self.fit.proved
 
     def fits_with(self, row: int, more_bytes: int) -> bool:
         """There would be one if `more_bytes` more were available on one node."""
@@ -88,12 +116,26 @@ class Case:
 
     def fits_in(self, rooms: Ints) -> bool:
         """There would be one if these were the rooms of the nodes."""
+        return self.fit_in(rooms).holds
+
+    def fit_in(self, rooms: Ints) -> Fit:
+        """Whether there would be one if these were the rooms of the nodes."""
         rows = roomiest(self.budgets, self.budgets.weighed, rooms)
         counted = self._counted(rows, rooms)
         if counted is not None or (self.surely and len(rows) > EXACT_NODES_MAX):
-            return bool(counted)
+            return Fit(bool(counted), proved=counted is not None)
         problem = self._problem(rows, rooms, timed=False)
-        return problem is not None and arranged(problem, most=False) is not None
+        if problem is None:
+            return Fit(holds=False)
+        found = arranged(problem, most=False)
+        # Where ways are missing, whoever was left aside may be the only way.
+        aside = self.ways_missing and len(rows) < len(self.budgets.weighed)
+        return Fit(found.order is not None, proved=found.proved and not aside, order=found.order)
+
+    @property
+    def ways_missing(self) -> bool:
+        """Some node does not reach some other."""
+        return bool(self.survey.blocked) and not self.view.every_way
 
     def timed(self, rows: Ints) -> bool:
         """The speed of every one of these nodes is known: a guess would send layers to whoever says nothing."""
@@ -110,8 +152,8 @@ class Case:
     def _counted(self, rows: Ints, rooms: Ints) -> bool | None:
         """Whether these nodes hold the model, where that can be found out by counting layers."""
         request = self.request
-        if request.wanted or (self.survey.blocked and not self.view.every_way) or not rows.size:
-            return None if rows.size else False
+        if not rows.size:
+            return False
         most = min(len(rows), request.layers)
         largest = Capacity(
             rooms=rooms[rows],
@@ -120,13 +162,14 @@ class Case:
             size_min=request.nodes_min,
             size_max=most if request.nodes_max is None else min(most, request.nodes_max),
         )
-        if largest.holds():
+        # Counting knows neither of nodes that are asked for nor of ways that are missing: with these only a no is sure.
+        free = not request.wanted and not self.ways_missing
+        if free and largest.holds():
             return True
-        return False if largest.exact or not replace(largest, smallest=True).holds() else None
+        return False if (free and largest.exact) or not replace(largest, smallest=True).holds() else None
 
-    def _solved(self, rows: Ints, rooms: Ints, *, timed: bool) -> tuple[Solution, ...]:
-        problem = self._problem(rows, rooms, timed=timed)
-        return solve(problem, self.request.objective, self._replaced_node_ids(), self.runners_up) if problem else ()
+    def _solved(self, problem: Problem) -> tuple[Solution, ...]:
+        return solve(problem, self.request.objective, self._replaced_node_ids(), self.runners_up)
 
     def _problem(self, rows: Ints, rooms: Ints, *, timed: bool) -> Problem | None:
         """The problem, or None where a node that must get layers is not there to get them."""
@@ -141,7 +184,7 @@ class Case:
             token_bytes=demand.activation_bytes,
             prompt_bytes=demand.prompt_activation_bytes,
         )
-        return Problem(tuple(preferred), ways, self.request.nodes_min, self.request.nodes_max)
+        return Problem(tuple(preferred), ways, self.request.nodes_min, self.request.nodes_max, steps_max=self.steps_max)
 
     def _replaced_node_ids(self) -> frozenset[str]:
         """The nodes of the instance that this one takes the place of."""

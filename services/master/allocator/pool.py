@@ -24,14 +24,21 @@ NEIGHBOURS_MAX: Final = 4
 
 BLOCK_NODES: Final = 512
 
+ROUTES_NODES_MAX: Final = 256
+"""So many of the roomiest take part where some do not reach some others: the very roomiest may lie apart."""
+
 
 def roomiest(budgets: Budgets, rows: Ints, rooms: Ints) -> Ints:
-    """Of each form the roomiest of `rows`, as many as the model has layers, and all that are asked for by name."""
+    """Of each form the roomiest of `rows`, as many as the model has layers, and all that are asked for by name.
+
+    Where ways are missing these may not be enough, and more of them are taken.
+    """
+    most = max(budgets.request.layers, ROUTES_NODES_MAX if budgets.survey.blocked else 0)
     kept = [budgets.named_among(rows)]
     for form in range(len(budgets.survey.forms)):
         block = rows[budgets.survey.form[rows] == form]
-        if len(block) > budgets.request.layers:
-            block = block[np.lexsort((block, -rooms[block]))[: budgets.request.layers]]
+        if len(block) > most:
+            block = block[np.lexsort((block, -rooms[block]))[:most]]
         kept.append(block)
     return np.unique(np.concatenate(kept))
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 from services.master.allocator.demand import least_bytes
 from services.master.allocator.hops import Hops
 from services.master.allocator.ranges import Candidate
+
+STEPS_MAX: Final = 400_000
+"""After so many steps of a few microseconds each a search is given up: no decision takes many seconds."""
 
 Members = tuple[int, ...]
 """Indices of candidates."""
@@ -23,6 +27,10 @@ class Problem:
     hops: Hops
     nodes_min: int = 1
     nodes_max: int | None = None
+    holding: Members | None = None
+    """An order that was found to hold the model, where one was looked for."""
+    steps_max: int = STEPS_MAX
+    """How long an order is looked for."""
 
     @property
     def layers(self) -> int:
@@ -57,4 +65,5 @@ class Problem:
 
     def among(self, members: Sequence[int]) -> Problem:
         """The same for some of the candidates, in the order given."""
-        return replace(self, candidates=tuple(self.candidates[i] for i in members), hops=self.hops.among(members))
+        candidates = tuple(self.candidates[i] for i in members)
+        return replace(self, candidates=candidates, hops=self.hops.among(members), holding=None)

@@ -48,6 +48,8 @@ _REMEDIABLE: Final = frozenset(
 )
 """Reasons that more bytes or a smaller request can mend."""
 
+_UNPROVED: Final = "Not every order of its nodes could be tried: there may be one that holds it. Try with fewer nodes."
+
 _LEFT_OUT_REMEDIES: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
     model_pb2.EXCLUSION_CRITICAL: "Relieve the memory of {name}",
     model_pb2.EXCLUSION_UNKNOWN_LEVEL: "Find out why {name} cannot read its pressure, or include unknown nodes",
@@ -64,6 +66,7 @@ def refuse(case: Case) -> model_pb2.Refusal:
     needed, offered = needed_bytes(case), offered_bytes(case)
     remedies = [*_remedies(replace(case, surely=True), reason, needed or 0)]
     lines = [_headline(case, reason, needed or 0, offered)]
+    lines += [] if case.proved else [_UNPROVED]
     lines += [f"  {node_line(budget, case.request.layers)}" for budget in case.nodes]
     lines += ["What would help:", *(f"  {remedy.text}" for remedy in remedies)] if remedies else []
     return model_pb2.Refusal(

@@ -88,7 +88,7 @@ def solve(
         if names not in found or aim.rank(solved) < aim.rank(found[names]):
             found[names] = solved
     if not found:
-        order = arranged(problem, most=aim.size < 0)
+        order = arranged(problem, most=aim.size < 0).order
         last = solution(problem, order, timed=False) if order else None
         return (last,) if last else ()
     return tuple(sorted(found.values(), key=aim.rank)[: runners_up + 1])

@@ -44,7 +44,7 @@ def _proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]
         yield problem.required
     if not timed or size:
         yield ()
-        found = arranged(problem, most=size < 0)
+        found = arranged(problem, most=size < 0).order
         if found is not None:
             yield found
         return
