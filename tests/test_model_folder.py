@@ -6,6 +6,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from services.model_folder import ModelFolderError
 from services.model_folder import __main__ as architectures_page
 from services.model_folder.safetensors import read_header
 from tests import tiny_models
-from tests.tiny_models import HIDDEN, KEYS, VOCABULARY, quantized, tensors
+from tests.tiny_models import HIDDEN, KEYS, VOCABULARY, Tensors, quantized, tensors
 from ullage.v1 import model_pb2
 
 LINEAR_PARAMETERS = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128
@@ -134,6 +135,52 @@ def test_a_file_of_no_model_changes_nothing(tmp_path: Path) -> None:
     before = described(tiny_models.write(tmp_path))
     (tmp_path / "README.md").write_text("hello")
     assert described(tmp_path) == before
+
+
+def experts(model_type: str) -> Tensors:
+    """Two layers of four experts, each of three matrices of 64 x 32, and a router: as one file or another has them."""
+    found = {name: said for name, said in tensors().items() if ".mlp." not in name}
+    for index in range(2):
+        prefix = f"model.layers.{index}"
+        if model_type == "mixtral":
+            found[f"{prefix}.block_sparse_moe.gate.weight"] = ("BF16", (4, HIDDEN))
+            for number, name in product(range(4), ("w1", "w2", "w3")):
+                found[f"{prefix}.block_sparse_moe.experts.{number}.{name}.weight"] = ("BF16", (32, HIDDEN))
+        else:
+            found[f"{prefix}.mlp.gate.weight"] = ("BF16", (4, HIDDEN))
+            found |= {
+                f"{prefix}.mlp.switch_mlp.{name}.weight": ("BF16", (4, 32, HIDDEN))
+                for name in ("gate_proj", "up_proj", "down_proj")
+            }
+    return found
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_a_token_is_multiplied_with_the_experts_it_goes_through_and_no_others(tmp_path: Path, model_type: str) -> None:
+    sizes = {"num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    model = described(tiny_models.write(tmp_path, experts(model_type), model_type=model_type, **sizes))
+
+    beside, each = 2 * 64 * 64 + 2 * 32 * 64 + 2 * 64 + 4 * 64, 3 * 32 * 64
+    assert [(layer.weight.parameters, layer.weight.active_parameters) for layer in model.layers] == [
+        (beside + 4 * each, beside + each)
+    ] * 2
+
+
+def test_where_nothing_is_said_of_experts_every_one_counts(tmp_path: Path) -> None:
+    model = described(tiny_models.write(tmp_path, experts("mixtral"), model_type="mixtral"))
+
+    assert not any(layer.weight.HasField("active_parameters") for layer in model.layers)
+
+
+def test_a_packed_expert_counts_its_numbers_and_not_its_bytes(tmp_path: Path) -> None:
+    content = experts("mixtral")
+    for index, number, name in product(range(2), range(4), ("w1", "w2", "w3")):
+        content = quantized(content, f"model.layers.{index}.block_sparse_moe.experts.{number}.{name}")
+    packing = {"group_size": 32, "bits": 4}
+    folder = tiny_models.write(tmp_path, content, model_type="mixtral", num_experts_per_tok=2, quantization=packing)
+    (layer, _) = described(folder).layers
+
+    assert layer.weight.parameters - layer.weight.active_parameters == 2 * 3 * 32 * 64
 
 
 # What is refused.

@@ -33,6 +33,8 @@ _EMBEDDING: Final = re.compile(
 _HEAD: Final = re.compile(
     r"(?:^|\.)(?:norm|norm_f|ln_f|final_layernorm|final_layer_norm|final_norm|lm_head|embed_out|output)\.[a-z]+$"
 )
+_EXPERTS: Final = re.compile(r"\.(?:experts|switch_mlp)\.(?:(\d+)\.)?|\.block_sparse_moe\.(?:input|output)_linear\.")
+"""Tensors of the experts a token is sent to: one expert's by its number, else those of all, one behind the other."""
 _MATRIX_OF_HEAD: Final = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
 
 
@@ -87,9 +89,17 @@ def weigh(config: Config, tensors: Mapping[str, Tensor]) -> Weights:
         raise ModelFolderError(
             f"no tensor of {what} is in the folder's files: copy the model again, all of its *.safetensors"
         )
-    layers = [scale.sums[index] for index in range(config.layers)]
+    layers = [scale.layer(index) for index in range(config.layers)]
     head = scale.sums.get("head", model_pb2.Weight())
     return Weights(layers, scale.sums["embedding"], head, is_tied, in_words(scale.packings, scale.dtypes))
+
+
+@dataclass
+class _Experts:
+    """What a layer's experts hold together."""
+
+    parameters: int = 0
+    count: int = 0
 
 
 @dataclass
@@ -101,6 +111,17 @@ class _Scale:
     sums: dict[Part, model_pb2.Weight] = field(default_factory=dict)
     packings: Counter[tuple[int, int]] = field(default_factory=Counter)
     dtypes: Counter[str] = field(default_factory=Counter)
+    experts: dict[int, _Experts] = field(default_factory=dict)
+
+    def layer(self, index: int) -> model_pb2.Weight:
+        """A layer's sums, with what one token is multiplied with where it goes through some of the experts only."""
+        weight, experts, chosen = self.sums[index], self.experts.get(index), self.config.experts_per_token
+        if experts is not None and chosen is not None and chosen < experts.count:
+            # Experts are alike, so that each has its part of what all of them hold.
+            weight.active_parameters = (
+                weight.parameters - experts.parameters * (experts.count - chosen) // experts.count
+            )
+        return weight
 
     def add(self, name: str, tensor: Tensor) -> None:
         part = part_of(name)
@@ -114,7 +135,13 @@ class _Scale:
             return
         weight = self.sums.setdefault(part, model_pb2.Weight())
         weight.stored_bytes += tensor.stored_bytes
-        weight.parameters += self._parameters(name, tensor)
+        parameters = self._parameters(name, tensor)
+        weight.parameters += parameters
+        found = _EXPERTS.search(name)
+        if isinstance(part, int) and found is not None:
+            experts = self.experts.setdefault(part, _Experts())
+            experts.parameters += parameters
+            experts.count = max(experts.count, int(found[1]) + 1 if found[1] else tensor.shape[0])
 
     def _parameters(self, name: str, tensor: Tensor) -> int:
         module, _, kind = name.rpartition(".")

@@ -40,6 +40,8 @@ class Config:
     """What is said of weights packed as MLX packs them; None where none are."""
     experts_size: int
     """The inner width of the experts one token goes through, together; 0 without experts."""
+    experts_per_token: int | None
+    """How many of a layer's experts one token goes through; None where nothing is said of it."""
     kv_elements: int
     """Numbers one token leaves in a layer's cache."""
     kv_windows_tokens: tuple[int | None, ...]
@@ -100,6 +102,7 @@ def _config(model_type: str, values: Mapping[str, Any]) -> Config:
         mlp_bias=values.get("mlp_bias") is True,
         quantization=_quantization(values),
         experts_size=_experts_size(values),
+        experts_per_token=size(values, "num_experts_per_tok", default=0) or None,
         kv_elements=architecture.kv_elements(values),
         kv_windows_tokens=architecture.windows(values, layers),
     )

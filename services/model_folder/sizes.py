@@ -18,7 +18,7 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "num_attention_heads": ("n_head",),
     "num_key_value_heads": ("n_kv_heads", "num_attention_groups"),
     "max_position_embeddings": ("n_positions", "block_size"),
-    "num_experts_per_tok": ("moe_k", "moe_topk", "moe_top_k"),
+    "num_experts_per_tok": ("experts_per_token", "moe_k", "moe_topk", "moe_top_k"),
     "moe_intermediate_size": ("expert_ffn_hidden_size",),
 }
 """What older or other families call a size, tried in this order where the usual name is absent."""
