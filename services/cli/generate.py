@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+import grpc
 import typer
 from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from services.cli import connection
 from services.cli.connection import CALL_SECONDS_MAX, Master
 from services.cli.failure import CommandError, ExitCode
+from services.cli.instance_watch import watched
 from services.cli.output import JsonOption, errors_console
 from ullage.v1 import event_service_pb2, model_pb2, runner_service_pb2, runner_service_pb2_grpc, state_pb2
 
@@ -24,9 +29,21 @@ def generate(
     temperature: Annotated[
         float | None, typer.Option("--temperature", min=0, help="0, the default, picks the likeliest token.")
     ] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="In (0, 1].")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Of the likeliest tokens, as many as reach this; in (0, 1].")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="So many of the likeliest tokens.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", help="Tokens this likely beside the likeliest; in [0, 1].")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option("--repetition-penalty", help="Over 1, tokens that came before are less likely.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="The same seed gives the same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", min=0, help="With --json: log probabilities, and so many likely tokens.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")] = False,
     master: connection.MasterOption = connection.DEFAULT_MASTER,
     as_json: JsonOption = False,
@@ -36,17 +53,26 @@ def generate(
     Example: `ullage generate smollm2-135m "Why is the sky blue?" --max-tokens 64`
     """
     sampling = runner_service_pb2.SamplingParameters(
-        temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens, stop=stop or []
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=stop or [],
+        logprobs=logprobs,
     )
-    with connection.master_at(master) as there:
-        instance, address = _running(there, model)
-    request = runner_service_pb2.GenerateRequest(instance_id=instance.instance_id, sampling=sampling)
+    request = runner_service_pb2.GenerateRequest(sampling=sampling)
     text = sys.stdin.read() if prompt == "-" else prompt
     if raw:
         request.text = text
     else:
         request.chat.messages.add(role="user", content=text)
-    _ask(address, request, as_json=as_json)
+    with connection.master_at(master) as there:
+        instance, address = _running(there, model)
+        request.instance_id = instance.instance_id
+        _ask(there, address, request, as_json=as_json)
 
 
 def _running(master: Master, typed: str) -> tuple[model_pb2.Instance, str]:
@@ -76,38 +102,68 @@ def _first_runner(state: state_pb2.ClusterState, instance: model_pb2.Instance) -
     return next(node.runner.address for node in state.nodes if node.identity.node_id == node_id)
 
 
-def _ask(address: str, request: runner_service_pb2.GenerateRequest, *, as_json: bool) -> None:
+@dataclass
+class _Answer:
+    """All that came of an answer."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[runner_service_pb2.TokenLogprob] = field(default_factory=list)
+    summary: runner_service_pb2.GenerationSummary = field(default_factory=runner_service_pb2.GenerationSummary)
+
+    def add(self, response: runner_service_pb2.GenerateResponse) -> None:
+        self.text += response.text
+        self.token_ids += response.token_ids
+        self.logprobs += response.logprobs
+        if response.HasField("summary"):
+            self.summary = response.summary
+
+
+def _ask(master: Master, address: str, request: runner_service_pb2.GenerateRequest, *, as_json: bool) -> None:
     failure = f"the runner at {address} does not answer: is its node up? See `ullage status`"
-    text: list[str] = []
-    token_ids: list[int] = []
-    summary = runner_service_pb2.GenerationSummary()
+    answer = _Answer()
     with connection.channel_to(address, failure=failure) as channel:
-        for response in runner_service_pb2_grpc.RunnerServiceStub(channel).Generate(request):
-            text.append(response.text)
-            token_ids.extend(response.token_ids)
-            if response.HasField("summary"):
-                summary = response.summary
+        call: Any = runner_service_pb2_grpc.RunnerServiceStub(channel).Generate(request)
+        for response in _responses(master, request.instance_id, call):
+            answer.add(response)
             if not as_json:
                 print(response.text, end="", flush=True)
     if as_json:
-        _print_json(request.instance_id, "".join(text), token_ids, summary)
+        print(json.dumps(_as_json(request.instance_id, answer), ensure_ascii=False))
     else:
         print(flush=True)
-        errors_console().print(_summary_text(summary))
+        errors_console().print(_summary_text(answer.summary))
 
 
-def _print_json(
-    instance_id: str, text: str, token_ids: list[int], summary: runner_service_pb2.GenerationSummary
-) -> None:
+def _responses(master: Master, instance_id: str, call: Any) -> Iterator[runner_service_pb2.GenerateResponse]:
+    """What `call` brings. Raises CommandError when the instance is over and its runner does not say so itself."""
+    with watched(master, instance_id, call) as watch:
+        try:
+            yield from call
+        except grpc.RpcError:
+            if call.code() != grpc.StatusCode.CANCELLED or watch.over is None:
+                raise
+            name = model_pb2.InstanceState.Name(watch.over.state).removeprefix("INSTANCE_STATE_")
+            message = watch.over.failure or f"{instance_id} was released"
+            raise CommandError(message, ExitCode.UNAVAILABLE, reason=f"INSTANCE_{name}") from None
+
+
+def _as_json(instance_id: str, answer: _Answer) -> dict[str, Any]:
     body = {
         "instance_id": instance_id,
-        "text": text,
-        "token_ids": token_ids,
-        "summary": json_format.MessageToDict(
-            summary, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-        ),
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "summary": _message(answer.summary),
     }
-    print(json.dumps(body, ensure_ascii=False))
+    if answer.logprobs:
+        body["logprobs"] = [_message(each) for each in answer.logprobs]
+    return body
+
+
+def _message(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
 
 
 def _summary_text(summary: runner_service_pb2.GenerationSummary) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -95,16 +96,21 @@ class CannedMaster(event_service_pb2_grpc.EventServiceServicer, placement_servic
 
 @dataclass
 class CannedRunner(runner_service_pb2_grpc.RunnerServiceServicer):
-    """Answers every prompt with the same words, and keeps what it was asked."""
+    """Answers every prompt with the same words, and keeps what it was asked; a stopped one then falls silent."""
 
     responses: Sequence[runner_service_pb2.GenerateResponse] = ()
     requests: list[runner_service_pb2.GenerateRequest] = field(default_factory=list)
+    is_stopped: bool = False
 
     def Generate(
         self, request: runner_service_pb2.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[runner_service_pb2.GenerateResponse]:
         self.requests.append(request)
         yield from self.responses
+        if self.is_stopped:
+            gone = threading.Event()
+            context.add_callback(gone.set)
+            gone.wait()
 
 
 def node(node_id: str, name: str = "", *, runner: str = "127.0.0.1:1") -> state_pb2.NodeView:

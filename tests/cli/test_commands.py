@@ -195,6 +195,27 @@ def test_generate_passes_a_raw_prompt_as_it_is_and_gives_tokens_in_json(ullage: 
     assert (answer["text"], answer["token_ids"], answer["summary"]["seed"]) == ("Blue sky", [4, 5], "7")
 
 
+def test_generate_passes_on_how_to_sample_and_gives_log_probabilities(ullage: Ullage, runner: CannedRunner) -> None:
+    runner.responses[0].logprobs.add(token_id=4, logprob=-0.5, text="Blue")
+    sampling = ("--top-k", "40", "--min-p", "0.5", "--repetition-penalty", "1.5", "--logprobs", "2")
+    said = ullage("generate", "m", "Why?", "--json", *sampling)
+    asked = runner.requests[0].sampling
+    assert (asked.top_k, asked.min_p, asked.repetition_penalty, asked.logprobs) == (40, 0.5, 1.5, 2)
+    assert [(one["token_id"], one["logprob"]) for one in json.loads(said.out)["logprobs"]] == [(4, -0.5)]
+
+
+def test_generate_ends_with_the_masters_word_when_the_runner_itself_is_silent(
+    ullage: Ullage, runner: CannedRunner, master: CannedMaster
+) -> None:
+    runner.responses, runner.is_stopped = runner.responses[:1], True
+    failed = instance("i-123", model_pb2.INSTANCE_STATE_FAILED, model_pb2.SHARD_PHASE_FAILED)
+    failed.failure = "rank 0 on node-1 failed while RUNNING: its runner has not been heard for 4 s"
+    master.changes.append(failed)
+    said = ullage("generate", "m", "Why?")
+    assert said.code == 5
+    assert said.err == f"error (INSTANCE_FAILED): {failed.failure}\n"
+
+
 def test_generate_says_what_to_do_when_nothing_runs(ullage: Ullage, master: CannedMaster) -> None:
     said = ullage("generate", "m", "Why?")
     assert said.code == 4
