@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from services import rpc
-from services.clock import SystemClock
 from services.master.cluster import Cluster, opened
 from services.master.servicers.dispatch import DispatchServicer
 from tests.clocks import FakeClock
@@ -91,9 +90,9 @@ class Bench:
         await self.cluster.append(event_pb2.Fact(instance_released=released))
 
     async def pass_seconds(self, seconds: int) -> None:
-        """Let time pass as it does: a second at a time."""
-        for _ in range(seconds):
-            self.clock.advance(1.0)
+        """Let time pass as it does: little by little."""
+        for _ in range(2 * seconds):
+            self.clock.advance(0.5)
             await asyncio.sleep(0.01)
 
     async def failure(self, instance_id: str) -> str:
@@ -107,7 +106,7 @@ class Bench:
 @asynccontextmanager
 async def served(log_path: Path) -> AsyncIterator[Bench]:
     clock = FakeClock()
-    async with opened(log_path, SystemClock()) as cluster:
+    async with opened(log_path, clock) as cluster:
         servicer = DispatchServicer(cluster, clock=clock)
         server = rpc.Server()
         server.add(
@@ -271,6 +270,21 @@ async def test_a_runner_that_is_only_silent_has_longer_since_nobody_knows_why(be
     await bench.pass_seconds(2)
 
     assert await bench.failure("i1") == "rank 0 on n1 failed while RUNNING: its runner has not been heard for 15 s"
+
+
+async def test_a_runner_that_is_silent_while_its_nodes_probe_speaks_fails_its_shards_within_five_seconds(
+    bench: Bench,
+) -> None:
+    await running_shard(bench)
+    for _ in range(3):
+        bench.cluster.hear("n1")
+        await bench.pass_seconds(1)
+    assert bench.cluster.state.instances["i1"].failure == ""
+
+    bench.cluster.hear("n1")
+    await bench.pass_seconds(2)
+
+    assert await bench.failure("i1") == "rank 0 on n1 failed while RUNNING: its runner has not been heard for 4 s"
 
 
 async def test_what_a_lost_runner_was_to_unload_is_given_up_too(bench: Bench) -> None:

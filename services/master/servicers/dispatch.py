@@ -21,7 +21,14 @@ from services.master import dispatch, errors
 from services.master.cluster import Cluster, Subscription
 from services.master.runner_session import RunnerSession
 from services.master.servicers.errors import translated
-from ullage.v1 import dispatch_service_pb2, dispatch_service_pb2_grpc, event_pb2, node_pb2, telemetry_service_pb2
+from ullage.v1 import (
+    dispatch_service_pb2,
+    dispatch_service_pb2_grpc,
+    event_pb2,
+    node_pb2,
+    state_pb2,
+    telemetry_service_pb2,
+)
 
 HELLO_SECONDS: Final = 10.0
 """For a runner that connected to say who it is."""
@@ -35,6 +42,9 @@ RUNNER_LOST_SECONDS: Final = 15.0
 RUNNER_GONE_SECONDS: Final = 4.0
 """Without a session that the runner itself, or its machine, has ended: one that lives dials again within two."""
 
+RUNNER_STALLED_SECONDS: Final = 3.5
+"""Without a word from a runner whose node's probe goes on speaking: more than a node may be silent and be live."""
+
 DISPATCH_SECONDS: Final = 30.0
 """For a connected runner to take up a shard it was told of."""
 
@@ -44,7 +54,7 @@ CONNECTIVITY_SECONDS: Final = 10.0
 LINKS_PERIOD_SECONDS: Final = 3600.0
 """Between two measurements of the same links: what a network can do changes rarely."""
 
-WATCH_PERIOD_SECONDS: Final = 1.0
+WATCH_PERIOD_SECONDS: Final = 0.5
 
 HELLO_SEQUENCE: Final = 1
 """The source_sequence of the announcement a boot's hello stands for."""
@@ -115,8 +125,14 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
             log.info("runner disconnected", node=session.node_id, boot=session.boot_id)
 
     def _absence(self, session: RunnerSession) -> _Absence:
-        """A closed connection says that a process is gone; silence only that nothing is heard, for whatever reason."""
+        """How long the runner is waited for.
+
+        A closed connection says that a process is gone, and so does silence beside a probe that speaks; silence alone
+        only that nothing is heard, for whatever reason.
+        """
         now = self._clock.monotonic()
+        if self._is_stalled(session):
+            return _Absence(session.heard_at, now)
         if now - session.heard_at >= SESSION_SILENT_SECONDS:
             return _Absence(session.heard_at, session.heard_at + RUNNER_LOST_SECONDS)
         return _Absence(session.heard_at, now + RUNNER_GONE_SECONDS)
@@ -255,10 +271,17 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         except errors.MasterError as error:
             log.error("lost shards not recorded, tried again", shards=len(facts), error=str(error))
 
+    def _is_stalled(self, session: RunnerSession) -> bool:
+        silent_seconds = self._clock.monotonic() - session.heard_at
+        is_node_live = self._cluster.liveness(session.node_id) == state_pb2.LIVENESS_LIVE
+        return silent_seconds >= RUNNER_STALLED_SECONDS and is_node_live
+
     def _end_silent_sessions(self) -> None:
         now = self._clock.monotonic()
         for session in self._sessions.values():
-            if now - session.heard_at >= SESSION_SILENT_SECONDS:
+            if self._is_stalled(session):
+                session.end(errors.Unavailable("nothing is heard of this runner, and its node's probe is: dial again"))
+            elif now - session.heard_at >= SESSION_SILENT_SECONDS:
                 session.end(errors.Unavailable(f"nothing was heard for {SESSION_SILENT_SECONDS:g} s: dial again"))
 
     def _lost(self) -> list[event_pb2.Fact]:
