@@ -473,16 +473,20 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEPS_DONE_FIELD_NUMBER: _builtins.int
+    LOADED_FIELD_NUMBER: _builtins.int
     steps_done: _builtins.int
     """Steps this rank has finished: tells slow from stuck."""
+    loaded: _builtins.bool
+    """This rank has loaded, and so have all after it up to the last. Only in answers to the rank before."""
     def __init__(
         self,
         *,
         steps_done: _builtins.int = ...,
+        loaded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps_done", b"steps_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loaded", b"loaded", "steps_done", b"steps_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

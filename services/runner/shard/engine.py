@@ -17,11 +17,12 @@ from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 
-from services.runner.shard import frames, shard_model
+from services.runner.shard import frames, shard_model, step_watch
 from services.runner.shard.architecture import Cut
 from services.runner.shard.sampling import Sampled, looks_back, pick
 from services.runner.shard.sequences import OneSequence, Sequences
 from services.runner.shard.shard_model import Progress, ShardModel, WeightForm
+from services.runner.shard.step_watch import Effort
 from ullage.v1 import runner_service_pb2
 
 T = TypeVar("T")
@@ -39,16 +40,20 @@ class Engine:
 
     def __init__(self, *, on_cpu: bool) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlx")
-        self._on_cpu = on_cpu
+        self.on_cpu = on_cpu
         self._model: ShardModel | None = None
         self._cut = Cut(0, 0, 0)
         self._sequences = Sequences(lambda: self._loaded().new_cache())
         self.steps_done = 0
+        self.step_began: Effort | None = None
+        """What the process had done when the step under way began; None between steps."""
+        self.step_seconds_max: float | None = None
+        """What a step may take, by `step_watch`; None until the shard was tried."""
 
     async def load(
-        self, folder: Path, cut: Cut, form: WeightForm, progress: Progress, *, hidden_size: int, trial_tokens: int
+        self, folder: Path, cut: Cut, form: WeightForm, progress: Progress, *, hidden_size: int, context_tokens: int
     ) -> None:
-        """Load the shard `cut` of the model in `folder`, and try it on a chunk of `trial_tokens`.
+        """Load the shard `cut` of the model in `folder`, and try it on a chunk of a prompt.
 
         `progress` is called on the event loop. Raises UnsupportedModelError or ModelLoadError.
         """
@@ -58,12 +63,22 @@ class Engine:
             loop.call_soon_threadsafe(progress, done_bytes, total_bytes)
 
         def on_thread() -> None:
-            self._model = shard_model.load(folder, cut, form, on_cpu=self._on_cpu, progress=report)
+            self._model = shard_model.load(folder, cut, form, on_cpu=self.on_cpu, progress=report)
             self._cut = cut
-            shard_model.try_out(self._model, cut, hidden_size=hidden_size, tokens=trial_tokens)
+            self._try_out(hidden_size, context_tokens)
             _give_memory_back()
 
-        await self._run(on_thread)
+        await loop.run_in_executor(self._thread, on_thread)
+
+    def _try_out(self, hidden_size: int, context_tokens: int) -> None:
+        model, began = self._loaded(), step_watch.effort()
+        tokens = min(frames.chunk_tokens(hidden_size), context_tokens)
+        self._watched(lambda: shard_model.try_out(model, self._cut, hidden_size=hidden_size, tokens=tokens))
+        self.step_seconds_max = step_watch.allowed_seconds(
+            step_watch.spent_seconds(began, step_watch.effort(), on_cpu=self.on_cpu),
+            context_tokens=context_tokens,
+            hidden_size=hidden_size,
+        )
 
     async def forward_tokens(
         self,
@@ -184,8 +199,15 @@ class Engine:
             raise RuntimeError("a step was asked of a shard that is not loaded")
         return self._model
 
-    async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+    async def _run(self, step: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._watched, step)
+
+    def _watched(self, step: Callable[[], T]) -> T:
+        self.step_began = step_watch.effort()
+        try:
+            return step()
+        finally:
+            self.step_began = None
 
 
 def _give_memory_back() -> None:

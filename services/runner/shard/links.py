@@ -68,6 +68,8 @@ class Downstream:
         self._is_given_up = False
         self._heard_at = 0.0
         self.steps_done_there = 0
+        self.loaded_there = asyncio.Event()
+        """That rank, and all after it up to the last, have loaded."""
 
     async def connect(self) -> None:
         """Open the stream, trying again while the other side starts.
@@ -154,6 +156,8 @@ class Downstream:
             while isinstance(response := await call.read(), ForwardResponse):
                 self._heard_at = self._clock.monotonic()
                 self.steps_done_there = response.heartbeat.steps_done
+                if response.heartbeat.loaded:
+                    self.loaded_there.set()
         except grpc.aio.AioRpcError as error:
             raise self._lost(error) from error
         raise LinkError(f"{rank_name(self._assignment, self.rank)} closed its stream", self.rank)
@@ -212,6 +216,8 @@ class Upstream:
         self._lost: LinkError | None = None
         self._waiting_since: float | None = None
         self.steps_done_there = 0
+        self.loaded_here = asyncio.Event()
+        """This rank, and all after it up to the last, have loaded: told to the other side."""
 
     async def connected(self) -> None:
         """Return when the other side has come. Raises LinkError after CONNECT_SECONDS_MAX."""
@@ -249,18 +255,23 @@ class Upstream:
             incoming = aiter(requests)
             await self._greet(incoming)
             reader = asyncio.create_task(self._read(incoming))
-            failed = asyncio.create_task(self._failed.wait())
+            news = {asyncio.create_task(each.wait()) for each in (self._failed, self.loaded_here)}
             while not reader.done():
-                yield ForwardResponse(heartbeat=runner_service_pb2.Heartbeat(steps_done=self._steps_done()))
-                await asyncio.wait({reader, failed}, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                yield self._heartbeat()
+                pending = {each for each in news if not each.done()}
+                await asyncio.wait({reader, *pending}, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 self._check_alive()
             reader.result()
         finally:
             self._is_open = False
             if reader is not None:
-                reader.cancel()
-                failed.cancel()
+                for task in {reader, *news}:
+                    task.cancel()
                 self._end(reader)
+
+    def _heartbeat(self) -> ForwardResponse:
+        loaded = self.loaded_here.is_set()
+        return ForwardResponse(heartbeat=runner_service_pb2.Heartbeat(steps_done=self._steps_done(), loaded=loaded))
 
     async def _greet(self, incoming: AsyncIterator[ForwardRequest]) -> None:
         try:

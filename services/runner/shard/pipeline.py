@@ -24,6 +24,7 @@ from services.runner.shard.frames import ForwardRequest, Inspector, rank_name
 from services.runner.shard.life import Life
 from services.runner.shard.links import FRAMES_WAITING_MAX, RANK_LOST, Downstream, LinkError, Upstream, blame, together
 from services.runner.shard.sampling import Sampled, looks_back
+from services.runner.shard.step_watch import LOOK_SECONDS, StepWatch, effort
 from ullage.v1 import dispatch_service_pb2, runner_service_pb2
 
 STEP_SECONDS_MAX: Final = 60.0
@@ -61,12 +62,25 @@ class Pipeline:
         await together(self._downstream.connect(), self._upstream.connected())
 
     def start(self) -> None:
-        """Begin to work; a neighbour lost from now on fails the shard."""
+        """Begin to work; a neighbour lost, or a step that hangs, fails the shard from now on."""
+        works = [self._watch_steps()]
+        if self._downstream is not None and self._upstream is not None:
+            works += [self._guard(self._downstream), self._guard(self._upstream)]
+            works.append(self._watch_progress() if self._assignment.rank == 0 else self._compute())
+        self._tasks += [asyncio.create_task(work) for work in works]
+
+    async def loaded(self) -> None:
+        """Tell the rank before that this one has loaded; on the first rank, return once all have."""
         if self._downstream is None or self._upstream is None:
             return
-        works = [self._guard(self._downstream), self._guard(self._upstream)]
-        works.append(self._watch_progress() if self._assignment.rank == 0 else self._compute())
-        self._tasks += [asyncio.create_task(work) for work in works]
+        if self._assignment.rank == 0:
+            # Each of the others is watched by its own runner; whatever becomes of it ends this rank too.
+            await self._downstream.loaded_there.wait()
+            return
+        if not self._is_last:
+            self._tasks.append(asyncio.create_task(_pass_on(self._downstream.loaded_there, self._upstream.loaded_here)))
+        else:
+            self._upstream.loaded_here.set()
 
     def receive(self, requests: AsyncIterable[ForwardRequest]) -> AsyncIterator[runner_service_pb2.ForwardResponse]:
         """Serve the stream of the rank before this one."""
@@ -269,6 +283,15 @@ class Pipeline:
         except LinkError as error:
             self._life.fail(str(error), blamed_rank=error.blamed_rank)
 
+    async def _watch_steps(self) -> None:
+        """Fail the shard when a step of its own will not end: nobody else sees it while heartbeats go on."""
+        watch = StepWatch(on_cpu=self._engine.on_cpu)
+        hindrance = None
+        while hindrance is None:
+            await self._clock.sleep(LOOK_SECONDS)
+            hindrance = watch.hindrance(self._engine.step_began, effort(), self._engine.step_seconds_max)
+        self._life.fail(f"its computation hangs: {hindrance}")
+
     async def _watch_progress(self) -> None:
         """Fail the shard when a token is awaited and no rank known here gets on."""
         seen, seen_at = self._progress(), self._clock.monotonic()
@@ -322,6 +345,11 @@ class Pipeline:
         if self._downstream is not None:
             rank, message = blame(self._life, self._assignment)
             self._downstream.give_up(ForwardRequest(lost=runner_service_pb2.RankLost(rank=rank, message=message)))
+
+
+async def _pass_on(said: asyncio.Event, told: asyncio.Event) -> None:
+    await said.wait()
+    told.set()
 
 
 def _closed(generation_id: str) -> ForwardRequest:

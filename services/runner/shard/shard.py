@@ -10,7 +10,7 @@ import structlog
 
 from services.clock import Clock
 from services.model_folder import ModelFolderError, verify
-from services.runner.shard import frames
+from services.rpc import RpcError
 from services.runner.shard.architecture import Cut, UnsupportedModelError
 from services.runner.shard.engine import Engine
 from services.runner.shard.generation import Generations
@@ -19,9 +19,10 @@ from services.runner.shard.links import LinkError
 from services.runner.shard.pipeline import Pipeline
 from services.runner.shard.shard_model import ModelLoadError, WeightForm
 from services.runner.shard.text import Text, TextError
+from services.runner.shard.warm_up import SeamError, warm_up
 from ullage.v1 import dispatch_service_pb2, model_pb2
 
-_EXPECTED: Final = (ModelFolderError, UnsupportedModelError, ModelLoadError, TextError)
+_EXPECTED: Final = (ModelFolderError, UnsupportedModelError, ModelLoadError, TextError, SeamError)
 
 log = structlog.get_logger()
 
@@ -68,7 +69,7 @@ class Shard:
             await self._reach_running(assignment, folder, pipeline)
         except LinkError as error:
             self.life.fail(str(error), blamed_rank=error.blamed_rank)
-        except _EXPECTED as error:
+        except (*_EXPECTED, RpcError) as error:
             self.life.fail(str(error))
         except Exception as error:
             log.error("the shard does not start", exc_info=error)
@@ -88,15 +89,17 @@ class Shard:
             text = await asyncio.to_thread(Text.read, folder)
             self._generations = Generations(assignment, pipeline, text, self.life, self._clock)
         cut = Cut(assignment.shard.first_layer, assignment.shard.end_layer, len(assignment.model.layers))
-        hidden_size = assignment.model.hidden_size
         await self._engine.load(
             folder,
             cut,
             self._form,
             self.life.progress,
-            hidden_size=hidden_size,
-            trial_tokens=min(frames.chunk_tokens(hidden_size), assignment.context_tokens),
+            hidden_size=assignment.model.hidden_size,
+            context_tokens=assignment.context_tokens,
         )
+        await pipeline.loaded()
+        if assignment.rank == 0:
+            await warm_up(pipeline, assignment)
         self.life.advance(model_pb2.SHARD_PHASE_RUNNING)
         seconds = round(self._clock.monotonic() - started_at, 3)
         log.info("running", first_layer=cut.first_layer, end_layer=cut.end_layer, load_seconds=seconds)

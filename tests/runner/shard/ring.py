@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -128,8 +130,14 @@ def generate_request(
 
 
 @asynccontextmanager
-async def child(folder: Path, rank: int, threads: int = 1, weights: str = "float32") -> AsyncIterator[Child]:
-    """A started process for `rank` of instance i1, its socket in `folder`."""
+async def child(
+    folder: Path,
+    rank: int,
+    threads: int = 1,
+    weights: str = "float32",
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> AsyncIterator[Child]:
+    """A started process for `rank` of instance i1, its socket in `folder`, `environment` added to its own."""
     socket = folder / f"{rank}.sock"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -137,6 +145,7 @@ async def child(folder: Path, rank: int, threads: int = 1, weights: str = "float
         *("--rank", str(rank), "--threads", str(threads), "--weights", weights),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.DEVNULL,
+        env={**os.environ, **environment},
     )
     channel = rpc.channel(f"unix:{socket}")
     try:
@@ -151,10 +160,12 @@ async def child(folder: Path, rank: int, threads: int = 1, weights: str = "float
 
 
 @asynccontextmanager
-async def children(ranks: int, threads: int = 1) -> AsyncIterator[list[Child]]:
+async def children(
+    ranks: int, threads: int = 1, environment: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[list[Child]]:
     """Started processes that know of no assignment yet."""
     with tempfile.TemporaryDirectory(prefix="ullage-") as sockets:
-        started = [child(Path(sockets), rank, threads) for rank in range(ranks)]
+        started = [child(Path(sockets), rank, threads, environment=environment) for rank in range(ranks)]
         entered = await asyncio.gather(*(one.__aenter__() for one in started))
         try:
             yield entered
