@@ -321,6 +321,7 @@ class Model(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    COMPUTED_FROM_CONFIG_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """The name people type, unique in a cluster."""
     model_type: _builtins.str
@@ -342,6 +343,8 @@ class Model(_message.Message):
     """Where it came from, e.g. "hf:owner/name"; no path of a machine."""
     digest: _builtins.str
     """sha256 over the model's files, in hex: two nodes with the same digest hold the same model."""
+    computed_from_config: _builtins.bool
+    """Its bytes were computed from its config.json, before its files were at hand: good for a preview, not for a shard."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layer]: ...
     @_builtins.property
@@ -369,10 +372,11 @@ class Model(_message.Message):
         quantization: _builtins.str = ...,
         source: _builtins.str = ...,
         digest: _builtins.str = ...,
+        computed_from_config: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["embedding", b"embedding", "head", b"head"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_heads", b"attention_heads", "context_tokens_max", b"context_tokens_max", "digest", b"digest", "embedding", b"embedding", "head", b"head", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_allocation_step_tokens", b"kv_allocation_step_tokens", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "model_type", b"model_type", "quantization", b"quantization", "source", b"source", "tied_embedding", b"tied_embedding", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_heads", b"attention_heads", "computed_from_config", b"computed_from_config", "context_tokens_max", b"context_tokens_max", "digest", b"digest", "embedding", b"embedding", "head", b"head", "hidden_size", b"hidden_size", "intermediate_size", b"intermediate_size", "kv_allocation_step_tokens", b"kv_allocation_step_tokens", "kv_heads", b"kv_heads", "layers", b"layers", "model_id", b"model_id", "model_type", b"model_type", "quantization", b"quantization", "source", b"source", "tied_embedding", b"tied_embedding", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -616,6 +620,7 @@ class NodeBudget(_message.Message):
     PRESSURE_FACTOR_FIELD_NUMBER: _builtins.int
     LAYERS_MAX_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    DEVICE_FREE_BYTES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     friendly_name: _builtins.str
     pressure_level: _node_pb2.PressureLevel.ValueType
@@ -629,13 +634,17 @@ class NodeBudget(_message.Message):
     overhead_bytes: _builtins.int
     device_limit_bytes: _builtins.int
     budget_bytes: _builtins.int
-    """What a shard may take: available - promised - overhead, within the device limit. Absent when unknown."""
+    """What a shard may take: available - promised - overhead, within what the device leaves. Absent when unknown."""
     pressure_factor: _builtins.float
     """The weight pressure gives the node: 1, 0.6 or 0."""
     layers_max: _builtins.int
     """The most layers it could hold as a middle rank."""
     layers: _builtins.int
     """Layers it got, 0 in a refusal."""
+    device_free_bytes: _builtins.int
+    """What others leave of the card's own memory, less what was promised in it and is not loaded yet; absent where the
+    runner computes in the node's RAM.
+    """
     def __init__(
         self,
         *,
@@ -652,15 +661,18 @@ class NodeBudget(_message.Message):
         pressure_factor: _builtins.float = ...,
         layers_max: _builtins.int = ...,
         layers: _builtins.int = ...,
+        device_free_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_budget_bytes", b"_budget_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_exclusion", b"_exclusion", "_friendly_name", b"_friendly_name", "_ram_total_bytes", b"_ram_total_bytes", "available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "device_limit_bytes", b"device_limit_bytes", "exclusion", b"exclusion", "friendly_name", b"friendly_name", "ram_total_bytes", b"ram_total_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_budget_bytes", b"_budget_bytes", "_device_free_bytes", b"_device_free_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_exclusion", b"_exclusion", "_friendly_name", b"_friendly_name", "_ram_total_bytes", b"_ram_total_bytes", "available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "device_free_bytes", b"device_free_bytes", "device_limit_bytes", b"device_limit_bytes", "exclusion", b"exclusion", "friendly_name", b"friendly_name", "ram_total_bytes", b"ram_total_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_budget_bytes", b"_budget_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_exclusion", b"_exclusion", "_friendly_name", b"_friendly_name", "_ram_total_bytes", b"_ram_total_bytes", "available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "device_limit_bytes", b"device_limit_bytes", "exclusion", b"exclusion", "friendly_name", b"friendly_name", "layers", b"layers", "layers_max", b"layers_max", "node_id", b"node_id", "overhead_bytes", b"overhead_bytes", "pressure_factor", b"pressure_factor", "pressure_level", b"pressure_level", "promised_bytes", b"promised_bytes", "ram_total_bytes", b"ram_total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes", "_budget_bytes", b"_budget_bytes", "_device_free_bytes", b"_device_free_bytes", "_device_limit_bytes", b"_device_limit_bytes", "_exclusion", b"_exclusion", "_friendly_name", b"_friendly_name", "_ram_total_bytes", b"_ram_total_bytes", "available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "device_free_bytes", b"device_free_bytes", "device_limit_bytes", b"device_limit_bytes", "exclusion", b"exclusion", "friendly_name", b"friendly_name", "layers", b"layers", "layers_max", b"layers_max", "node_id", b"node_id", "overhead_bytes", b"overhead_bytes", "pressure_factor", b"pressure_factor", "pressure_level", b"pressure_level", "promised_bytes", b"promised_bytes", "ram_total_bytes", b"ram_total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__available_bytes: _TypeAlias = _typing.Literal["available_bytes"]  # noqa: Y015
     _WhichOneofArgType__available_bytes: _TypeAlias = _typing.Literal["_available_bytes", b"_available_bytes"]  # noqa: Y015
     _WhichOneofReturnType__budget_bytes: _TypeAlias = _typing.Literal["budget_bytes"]  # noqa: Y015
     _WhichOneofArgType__budget_bytes: _TypeAlias = _typing.Literal["_budget_bytes", b"_budget_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__device_free_bytes: _TypeAlias = _typing.Literal["device_free_bytes"]  # noqa: Y015
+    _WhichOneofArgType__device_free_bytes: _TypeAlias = _typing.Literal["_device_free_bytes", b"_device_free_bytes"]  # noqa: Y015
     _WhichOneofReturnType__device_limit_bytes: _TypeAlias = _typing.Literal["device_limit_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_limit_bytes: _TypeAlias = _typing.Literal["_device_limit_bytes", b"_device_limit_bytes"]  # noqa: Y015
     _WhichOneofReturnType__exclusion: _TypeAlias = _typing.Literal["exclusion"]  # noqa: Y015
@@ -673,6 +685,8 @@ class NodeBudget(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__available_bytes) -> _WhichOneofReturnType__available_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_bytes) -> _WhichOneofReturnType__budget_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device_free_bytes) -> _WhichOneofReturnType__device_free_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device_limit_bytes) -> _WhichOneofReturnType__device_limit_bytes | None: ...
     @_typing.overload
