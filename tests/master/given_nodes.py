@@ -34,6 +34,7 @@ class Node:
     form: node_pb2.WeightForm.ValueType = STORED
     element_bytes: int = 2
     device: str = "metal"
+    device_name: str | None = None
     runner: bool = True
     models: tuple[str, ...] = ("m",)
     name: str = ""
@@ -66,6 +67,7 @@ def profile(node: Node) -> node_pb2.RunnerProfile:
         boot_id="boot",
         address=f"{node.node_id}:50502",
         device=node.device,
+        device_name=node.device_name,
         weight_form=node.form,
         compute_element_bytes=node.element_bytes,
         shard_overhead_bytes=node.overhead,

@@ -2,9 +2,9 @@
 
 `place` is all that most need; who decides often keeps a `Roster` and calls `decide`. Inside, `request` says what is
 asked, `roster` what nodes say of themselves, `budget` what each can give, `demand` what a shard takes, `hops` what ways
-there are. `capacity`, `chains` and `arrangement` find out whether nodes can hold a model at all; `pool`, `filling` and
-`shortlist` propose a few of many, `exact` weighs every set and order of these, `cuts` where to cut, and `search` puts
-that together. `placement`, `refusal` and `tensor` put the answer into the form in which it is recorded.
+there are. `capacity`, `chains`, `routes` and `arrangement` find out whether nodes can hold a model at all; `pool`,
+`filling` and `shortlist` propose a few of many, `exact` weighs every set and order of these, `cuts` where to cut, and
+`search` puts that together. `placement`, `refusal` and `tensor` put the answer into the form in which it is recorded.
 
 Rules this package lives by:
 - Pure and deterministic: no clock, no randomness, no I/O; the same state and request give the same answer.

@@ -59,7 +59,9 @@ class Budget:
     overhead_bytes: int
     device_limit_bytes: int | None
     device_room_bytes: int | None
-    """What the device's limit leaves beside the shards that are there."""
+    """What the device's limit and others on it leave beside the shards that are there."""
+    device_free_bytes: int | None
+    """What others leave of a card's own memory; None where the runner computes in the node's RAM."""
     budget_bytes: int | None
     """What a shard may take; None when unknown."""
     tenths: int
@@ -88,6 +90,7 @@ class Budget:
             promised_bytes=self.promised_bytes,
             overhead_bytes=self.overhead_bytes,
             device_limit_bytes=self.device_limit_bytes,
+            device_free_bytes=self.device_free_bytes,
             budget_bytes=self.budget_bytes,
             pressure_factor=self.tenths / WHOLE_TENTHS,
             layers_max=self.layers_max,
@@ -130,7 +133,8 @@ class Budgets:
             promised_bytes=int(self.promised_bytes[row]),
             overhead_bytes=int(survey.overhead_bytes[row]),
             device_limit_bytes=_figure(survey.device_limit, row),
-            device_room_bytes=int(self.device_room_bytes[row]) if survey.device_limit.known[row] else None,
+            device_free_bytes=max(0, int(survey.device_free.bytes[row])) if survey.device_free.known[row] else None,
+            device_room_bytes=int(self.device_room_bytes[row]) if self._on_device[row] else None,
             budget_bytes=int(self.room_bytes[row]) if self.available.known[row] else None,
             tenths=int(self.tenths[row]),
             layers_max=int(self.layers_max[row]),
@@ -207,9 +211,11 @@ class Budgets:
 
     @cached_property
     def device_room_bytes(self) -> Ints:
-        """What the device's limit leaves beside the shards that are there; everything where there is no limit."""
-        room = self.survey.device_limit.bytes - (self.survey.held_bytes - self._credited.held)
-        return np.where(self.survey.device_limit.known, np.maximum(0, room), ROOM_BYTES_MAX)
+        """What the device's limit and others on it leave beside the shards there; everything where nothing is known."""
+        limit, free, credited = self.survey.device_limit, self.survey.device_free, self._credited.held
+        within = np.where(limit.known, limit.bytes - (self.survey.held_bytes - credited), ROOM_BYTES_MAX)
+        left = np.where(free.known, free.bytes + credited, ROOM_BYTES_MAX)
+        return np.maximum(0, np.minimum(within, left))
 
     @cached_property
     def room_bytes(self) -> Ints:
@@ -228,6 +234,12 @@ class Budgets:
     def strict(self) -> bool:
         """The factor of pressure counts against the room, not only the weight."""
         return self.request.admission == model_pb2.ADMISSION_STRICT
+
+    @cached_property
+    def _on_device(self) -> Bools:
+        """Where something is known of what the device leaves."""
+        on_device: Bools = self.survey.device_limit.known | self.survey.device_free.known
+        return on_device
 
     @cached_property
     def weights(self) -> Ints:

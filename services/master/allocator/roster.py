@@ -12,9 +12,9 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -31,12 +31,26 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
-ESTIMATES: Final[dict[model_pb2.Admission.ValueType, str]] = {
+_UNKNOWN: Final = node_pb2.PRESSURE_LEVEL_UNKNOWN
+
+_Figure = Literal[
+    "strict_available_bytes",
+    "balanced_available_bytes",
+    "ceiling_available_bytes",
+    "ram_total_bytes",
+    "device_limit_bytes",
+]
+_FIGURES: Final[tuple[_Figure, ...]] = get_args(_Figure)
+
+ESTIMATES: Final[dict[model_pb2.Admission.ValueType, _Figure]] = {
     model_pb2.ADMISSION_STRICT: "strict_available_bytes",
     model_pb2.ADMISSION_BALANCED: "balanced_available_bytes",
     model_pb2.ADMISSION_CEILING: "ceiling_available_bytes",
 }
 """The estimate that each admission trusts."""
+
+DEVICES_IN_RAM: Final = frozenset({"", "cpu", "metal"})
+"""What runners compute on that has no memory of its own."""
 
 LEVELS: Final = frozenset(
     {node_pb2.PRESSURE_LEVEL_NORMAL, node_pb2.PRESSURE_LEVEL_WARNING, node_pb2.PRESSURE_LEVEL_CRITICAL}
@@ -51,6 +65,7 @@ class Held(NamedTuple):
     settled_bytes: int
     held_bytes: int
     shrinking: bool
+    running: bool
 
 
 class Known(NamedTuple):
@@ -58,6 +73,10 @@ class Known(NamedTuple):
 
     bytes: Ints
     known: Bools
+
+    def copied(self) -> Known:
+        """A column that stands still."""
+        return Known(self.bytes.copy(), self.known.copy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +93,8 @@ class Survey:
     estimates: Mapping[model_pb2.Admission.ValueType, Known]
     ram_total: Known
     device_limit: Known
+    device_free: Known
+    """What is free of a card's own memory, less what is to be loaded there, where the runner computes on one."""
     held_bytes: Ints
     """What their shards may hold in all."""
     promised_bytes: Ints
@@ -96,11 +117,76 @@ class Survey:
     """Each node's row."""
 
 
+class Readings:
+    """What probes read, in columns."""
+
+    def __init__(self, count: int) -> None:
+        self.level = np.full(count, node_pb2.PRESSURE_LEVEL_UNKNOWN, dtype=np.int64)
+        self.figures = {name: _nothing_known(count) for name in _FIGURES}
+        self.overridden = np.zeros(count, dtype=np.bool_)
+        self.limit_assumed = np.zeros(count, dtype=np.bool_)
+
+    def take(self, rows: Sequence[int], samples: Sequence[node_pb2.MemorySample]) -> None:
+        """Take over what these nodes read: all of one column, then of the next, which is several times faster."""
+        self.level[rows] = [each.pressure_level if each.pressure_level in LEVELS else _UNKNOWN for each in samples]
+        for name, column in self.figures.items():
+            # 64 bits without a sign are more than a column holds.
+            figures = np.array([getattr(each, name) for each in samples], dtype=np.uint64)
+            column.bytes[rows] = np.minimum(figures, ROOM_BYTES_MAX)
+            column.known[rows] = [each.HasField(name) for each in samples]
+        flags = [each.flags for each in samples]
+        self.overridden[rows] = [node_pb2.MEMORY_FLAG_OVERRIDDEN in each for each in flags]
+        self.limit_assumed[rows] = [node_pb2.MEMORY_FLAG_DEVICE_LIMIT_ASSUMED in each for each in flags]
+
+
+class Runners:
+    """What runners said when they started, in columns."""
+
+    def __init__(self, count: int) -> None:
+        self.form = np.full(count, -1, dtype=np.int64)
+        self.overhead = np.zeros(count, dtype=np.int64)
+        self.device_limit = _nothing_known(count)
+        self.speeds = np.full((2, count), np.nan)
+
+    def take(self, row: int, runner: node_pb2.RunnerProfile, form: int) -> None:
+        """Take over what a runner says now."""
+        self.form[row] = form
+        self.overhead[row] = min(runner.shard_overhead_bytes, ROOM_BYTES_MAX)
+        self.device_limit.bytes[row] = min(runner.device_limit_bytes, ROOM_BYTES_MAX)
+        self.device_limit.known[row] = runner.HasField("device_limit_bytes")
+        self.speeds[0, row] = runner.decode_bytes_per_second or np.nan
+        self.speeds[1, row] = runner.flops_per_second or np.nan
+
+
+class Promises:
+    """What nodes hold and are promised, in columns."""
+
+    def __init__(self, count: int) -> None:
+        self.shards: dict[int, tuple[Held, ...]] = {}
+        self.held = np.zeros(count, dtype=np.int64)
+        self.unsettled = np.zeros(count, dtype=np.int64)
+        self.unloaded = np.zeros(count, dtype=np.int64)
+        """Of what is held, that of shards which do not run yet."""
+
+    def take(self, row: int, record: NodeRecord) -> None:
+        """Take over the shards a node has now."""
+        shards = tuple(_held(record))
+        if shards:
+            self.shards[row] = shards
+        elif self.shards.pop(row, None) is None:
+            return
+        self.held[row] = _sum(each.held_bytes for each in shards)
+        self.unsettled[row] = _sum(each.unsettled_bytes for each in shards)
+        self.unloaded[row] = _sum(each.held_bytes for each in shards if not each.running)
+
+
 @dataclass(eq=False)
 class Roster:
     """The columns of a state, as far as they were taken over."""
 
     state: State
+    among: frozenset[str] | None = None
+    """The only nodes of it that are of interest; None where all are."""
     _records: list[NodeRecord] = field(default_factory=list)
     _node_ids: list[str] = field(default_factory=list)
     _names: list[str] = field(default_factory=list)
@@ -108,41 +194,45 @@ class Roster:
     _rows: dict[str, int] = field(default_factory=dict)
     _seen: list[int] = field(default_factory=list)
     """The `changed_at` at which each row was taken over."""
+    _runners_seen: list[node_pb2.RunnerProfile | None] = field(default_factory=list)
     _membership_seen: int = -1
-    _ints: np.ndarray[tuple[int, int], np.dtype[np.int64]] = field(default_factory=lambda: np.empty((0, 0), np.int64))
-    _known: np.ndarray[tuple[int, int], np.dtype[np.bool_]] = field(default_factory=lambda: np.empty((0, 0), np.bool_))
-    _speeds: np.ndarray[tuple[int, int], np.dtype[np.float64]] = field(default_factory=lambda: np.empty((0, 0)))
+    _readings: Readings = field(default_factory=lambda: Readings(0))
+    _runners: Runners = field(default_factory=lambda: Runners(0))
+    _promises: Promises = field(default_factory=lambda: Promises(0))
+    _device_free: Known = field(default_factory=lambda: _nothing_known(0))
     _links: dict[str, dict[str, node_pb2.Link]] = field(default_factory=dict)
     _blocked: dict[int, frozenset[str]] = field(default_factory=dict)
     _links_seen: int = -1
     _forms: dict[Form, int] = field(default_factory=dict)
-    _shards: dict[int, tuple[Held, ...]] = field(default_factory=dict)
     _models: dict[str, Bools] = field(default_factory=dict)
 
     def survey(self, model_id: str) -> Survey:
         """The nodes as they are now, and which have the model."""
         self._refresh()
-        ints, known, speeds = self._ints.copy(), self._known.copy(), self._speeds.copy()
+        readings, runners, promises = self._readings, self._runners, self._promises
+        figures, free = readings.figures, self._device_free
+        overridden = readings.overridden.copy()
         return Survey(
             sequence=self.state.sequence,
             links_changed_at=self.state.links_changed_at,
             node_ids=self._node_ids,
             names=self._names,
             friendly_names=self._friendly_names,
-            levels=ints[0],
-            estimates={admission: Known(ints[i], known[i]) for i, admission in enumerate(ESTIMATES, start=1)},
-            ram_total=Known(ints[4], known[4]),
-            device_limit=Known(ints[5], known[5]),
-            held_bytes=ints[6],
-            promised_bytes=ints[7],
-            overridden=known[7],
-            overhead_bytes=ints[8],
+            levels=readings.level.copy(),
+            estimates={admission: figures[name].copied() for admission, name in ESTIMATES.items()},
+            ram_total=figures["ram_total_bytes"].copied(),
+            device_limit=_lower(figures["device_limit_bytes"], readings.limit_assumed, runners.device_limit),
+            device_free=Known(free.bytes - promises.unloaded, free.known.copy()),
+            held_bytes=promises.held.copy(),
+            promised_bytes=np.where(overridden, promises.held, promises.unsettled),
+            overridden=overridden,
+            overhead_bytes=runners.overhead.copy(),
             forms=list(self._forms),
-            form=ints[9],
-            bytes_per_second=speeds[0],
-            flops_per_second=speeds[1],
+            form=runners.form.copy(),
+            bytes_per_second=runners.speeds[0].copy(),
+            flops_per_second=runners.speeds[1].copy(),
             has_model=self._having(model_id).copy(),
-            shards=dict(self._shards),
+            shards=dict(promises.shards),
             links=self._links,
             blocked=dict(self._blocked),
             instances=self.state.instances,
@@ -150,18 +240,23 @@ class Roster:
         )
 
     def _refresh(self) -> None:
-        if self._membership_seen != self.state.membership_changed_at or len(self._records) != len(self.state.nodes):
-            self._renew()
-        changed = [row for row, record in enumerate(self._records) if record.changed_at != self._seen[row]]
-        renamed = False
-        for row in changed:
-            record = self._records[row]
-            self._take(row, record)
-            self._seen[row] = record.changed_at
-            renamed = renamed or record.identity.friendly_name != self._friendly_names[row]
+        nodes = self.state.nodes if self.among is None else self.among & self.state.nodes.keys()
+        if self._membership_seen != self.state.membership_changed_at or len(self._records) != len(nodes):
+            self._renew(sorted(nodes))
+        seen = self._seen
+        changed = [row for row, record in enumerate(self._records) if record.changed_at != seen[row]]
+        if not changed:
+            return
+        records = [self._records[row] for row in changed]
+        self._take(changed, records)
+        for row, record in zip(changed, records, strict=True):
+            seen[row] = record.changed_at
         if self._links_seen != self.state.links_changed_at:
             self._block(changed)
-        if renamed:
+        if any(
+            record.identity.friendly_name != self._friendly_names[row]
+            for row, record in zip(changed, records, strict=True)
+        ):
             self._rename()
 
     def _block(self, rows: list[int]) -> None:
@@ -174,20 +269,20 @@ class Roster:
                 self._blocked.pop(row, None)
         self._links_seen = self.state.links_changed_at
 
-    def _renew(self) -> None:
+    def _renew(self, node_ids: list[str]) -> None:
         """Begin again with the nodes that there are now."""
-        self._node_ids = sorted(self.state.nodes)
-        self._records = [self.state.nodes[node_id] for node_id in self._node_ids]
-        self._rows = {node_id: row for row, node_id in enumerate(self._node_ids)}
-        self._seen = [-1] * len(self._records)
+        count = len(node_ids)
+        self._node_ids = node_ids
+        self._records = [self.state.nodes[node_id] for node_id in node_ids]
+        self._rows = {node_id: row for row, node_id in enumerate(node_ids)}
+        self._seen = [-1] * count
+        self._runners_seen = [None] * count
         self._membership_seen = self.state.membership_changed_at
-        self._ints = np.zeros((10, len(self._records)), dtype=np.int64)
-        self._known = np.zeros((10, len(self._records)), dtype=np.bool_)
-        self._speeds = np.full((2, len(self._records)), np.nan)
-        self._links = {node_id: self.state.nodes[node_id].links for node_id in self._node_ids}
+        self._readings, self._runners, self._promises = Readings(count), Runners(count), Promises(count)
+        self._device_free = _nothing_known(count)
+        self._links = {node_id: self.state.nodes[node_id].links for node_id in node_ids}
         self._blocked.clear()
         self._links_seen = -1
-        self._shards.clear()
         self._models.clear()
         self._rename()
 
@@ -200,31 +295,25 @@ class Roster:
             for node_id, name in zip(self._node_ids, self._friendly_names, strict=True)
         ]
 
-    def _take(self, row: int, record: NodeRecord) -> None:
-        """Take over what a node says now."""
-        memory, runner = record.memory, record.runner
-        limit = _device_limit(memory, runner)
-        held = tuple(_held(record))
-        figures = [*_estimates(memory), _ram_total(memory), limit]
-        numbers = [0 if each is None else min(each, ROOM_BYTES_MAX) for each in figures]
-        form = -1 if runner is None else self._forms.setdefault(form_of(runner), len(self._forms))
-        in_all = sum(shard.held_bytes for shard in held)
-        promised = in_all if record.overridden else sum(shard.unsettled_bytes for shard in held)
-        overhead = 0 if runner is None else runner.shard_overhead_bytes
-        sums = [min(each, ROOM_BYTES_MAX) for each in (in_all, promised, overhead)]
-        self._ints[:, row] = [_level(memory), *numbers, *sums, form]
-        self._known[:, row] = [
-            memory is not None,
-            *(each is not None for each in figures),
-            *(False, record.overridden, False, False),
-        ]
-        self._speeds[:, row] = np.nan if runner is None else _speeds(runner)
-        if held:
-            self._shards[row] = held
-        else:
-            self._shards.pop(row, None)
+    def _take(self, rows: Sequence[int], records: Sequence[NodeRecord]) -> None:
+        """Take over what these nodes say now."""
+        read = [(row, record.memory) for row, record in zip(rows, records, strict=True) if record.memory is not None]
+        self._readings.take([row for row, _ in read], [sample for _, sample in read])
+        for row, record in zip(rows, records, strict=True):
+            if record.runner is not self._runners_seen[row] and record.runner is not None:
+                self._take_runner(row, record.runner)
+            if record.shards or row in self._promises.shards:
+                self._promises.take(row, record)
+            if record.system is not None:
+                free = _device_free(record.system, record.runner)
+                self._device_free.known[row] = free is not None
+                self._device_free.bytes[row] = min(free or 0, ROOM_BYTES_MAX)
+
+    def _take_runner(self, row: int, runner: node_pb2.RunnerProfile) -> None:
+        self._runners.take(row, runner, self._forms.setdefault(form_of(runner), len(self._forms)))
+        self._runners_seen[row] = runner
         for model_id, having in self._models.items():
-            having[row] = runner is not None and model_id in runner.model_ids
+            having[row] = model_id in runner.model_ids
 
     def _having(self, model_id: str) -> Bools:
         """Which nodes have the model on their disk."""
@@ -241,37 +330,31 @@ class Roster:
 
 def _held(record: NodeRecord) -> Iterator[Held]:
     for (instance_id, _), shard in record.shards.items():
-        settled = shard.settled_bytes
-        yield Held(instance_id, shard.unsettled_bytes, settled, shard.held_bytes, shard.shrinking)
+        running = shard.status.phase == model_pb2.SHARD_PHASE_RUNNING
+        held = shard.held_bytes
+        yield Held(instance_id, shard.unsettled_bytes, shard.settled_bytes, held, shard.shrinking, running)
 
 
-def _level(memory: node_pb2.MemorySample | None) -> node_pb2.PressureLevel.ValueType:
-    if memory is None or memory.pressure_level not in LEVELS:
-        return node_pb2.PRESSURE_LEVEL_UNKNOWN
-    return memory.pressure_level
+def _sum(counts: Iterable[int]) -> int:
+    return min(sum(counts), ROOM_BYTES_MAX)
 
 
-def _estimates(memory: node_pb2.MemorySample | None) -> list[int | None]:
-    if memory is None:
-        return [None] * len(ESTIMATES)
-    return [getattr(memory, name) if memory.HasField(name) else None for name in ESTIMATES.values()]  # type: ignore[arg-type]  # names of its fields
+def _nothing_known(count: int) -> Known:
+    return Known(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_))
 
 
-def _ram_total(memory: node_pb2.MemorySample | None) -> int | None:
-    return memory.ram_total_bytes if memory is not None and memory.HasField("ram_total_bytes") else None
+def _lower(sampled: Known, assumed: Bools, announced: Known) -> Known:
+    """The lower of the limits that were read; an assumed one only where no other was."""
+    counted = sampled.known & ~(assumed & announced.known)
+    figures = np.where(counted, sampled.bytes, announced.bytes)
+    figures = np.where(counted & announced.known, np.minimum(figures, announced.bytes), figures)
+    return Known(figures, counted | announced.known)
 
 
-def _device_limit(memory: node_pb2.MemorySample | None, runner: node_pb2.RunnerProfile | None) -> int | None:
-    """The lowest limit that was read; an assumed one only where none was."""
-    read = runner.device_limit_bytes if runner is not None and runner.HasField("device_limit_bytes") else None
-    if memory is None or not memory.HasField("device_limit_bytes"):
-        return read
-    if read is None:
-        return memory.device_limit_bytes
-    if node_pb2.MEMORY_FLAG_DEVICE_LIMIT_ASSUMED in memory.flags:
-        return read
-    return min(read, memory.device_limit_bytes)
-
-
-def _speeds(runner: node_pb2.RunnerProfile) -> tuple[float, float]:
-    return runner.decode_bytes_per_second or float("nan"), runner.flops_per_second or float("nan")
+def _device_free(system: node_pb2.SystemSample, runner: node_pb2.RunnerProfile | None) -> int | None:
+    """What is free of the card's own memory that a runner computes in; None where it computes in the node's RAM."""
+    if runner is None or runner.device in DEVICES_IN_RAM:
+        return None
+    cards = [gpu for gpu in system.gpus if not gpu.unified and gpu.HasField("memory_available_bytes")]
+    named = [gpu for gpu in cards if gpu.name and gpu.name == runner.device_name]
+    return next((gpu.memory_available_bytes for gpu in [*named, *cards]), None)

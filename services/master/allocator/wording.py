@@ -55,13 +55,19 @@ def node_line(budget: Budget, layers: int) -> str:
     head = f"{budget.name}: {level(budget)}"
     if budget.available_bytes is None or budget.budget_bytes is None:
         return f"{head}, available unknown; left out: {exclusion(budget.exclusion)}"
-    limit = ""
-    if budget.device_room_bytes is not None and budget.budget_bytes == budget.device_room_bytes:
-        limit = f", the device's limit of {size(budget.device_limit_bytes or 0)} holds"
     sums = (
         f"{size(budget.available_bytes)} available - {size(budget.promised_bytes)} promised"
-        f" - {size(budget.overhead_bytes)} overhead{limit} = {size(budget.budget_bytes)}"
+        f" - {size(budget.overhead_bytes)} overhead{_limit(budget)} = {size(budget.budget_bytes)}"
     )
     if budget.exclusion is None:
         return f"{head}, {sums}: {budget.layers_max} of {counted(layers, 'layer')}"
     return f"{head}, {sums}; left out: {exclusion(budget.exclusion)}"
+
+
+def _limit(budget: Budget) -> str:
+    """What of the device holds below what is available, if anything does."""
+    if budget.device_room_bytes is None or budget.budget_bytes != budget.device_room_bytes:
+        return ""
+    if budget.device_free_bytes == budget.device_room_bytes:
+        return f", its card has {size(budget.device_free_bytes)} free"
+    return f", the device's limit of {size(budget.device_limit_bytes or 0)} holds"
