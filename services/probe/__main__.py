@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
 
+import platformdirs
 import typer
 
 from services import logs
 from services.clock import SystemClock
 from services.probe import lean
 from services.probe.estimator import Override
-from services.probe.settings import Settings, SettingsError, default_state_dir, override
+from services.probe.settings import Settings, SettingsError, override
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,28 +53,30 @@ def probe(
 ) -> None:
     """Read this node's memory and pressure, and stream them to the master."""
     logs.configure("probe", level=log_level)
+    state_dir = state_dir or platformdirs.user_state_path("ullage")
     try:
         given = override(memory, override_memory)
         if only_once or examined:
             show = _examine if examined else _read_once
-            show(root, state_dir or default_state_dir(), given, json=json)
+            show(root, state_dir, given, json=json)
             return
         settings = Settings(
             master=master,
             listen=listen,
             insecure=insecure,
-            state_dir=state_dir or default_state_dir(),
+            state_dir=state_dir,
             override=given,
             period_ms=period_ms,
             system_period_ms=system_period_ms,
             name=name,
+            version=metadata.version("ullage"),
             root=root,
             ready_file=ready_file,
         )
     except SettingsError as error:
         typer.echo(f"ullage probe: {error}", err=True)
         raise typer.Exit(1) from error
-    lean.become(settings, log_level)
+    lean.become(settings, log_level, metadata.version("grpcio"))
 
 
 # Before it becomes the lean program, this one only reads its options: what it takes to read the machine is imported

@@ -15,7 +15,6 @@ import re
 import socket
 import sys
 import uuid
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -73,7 +72,7 @@ def _make(path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def identity(state_dir: Path, name: str | None, root: Path) -> node_pb2.NodeIdentity:
+def identity(state_dir: Path, name: str | None, version: str, root: Path) -> node_pb2.NodeIdentity:
     """The node as it is in this boot; what the machine does not say is absent. Raises IdentityError."""
     return node_pb2.NodeIdentity(
         node_id=node_id(state_dir),
@@ -82,7 +81,7 @@ def identity(state_dir: Path, name: str | None, root: Path) -> node_pb2.NodeIden
         model=_mac(sysctl.MODEL) or _model(root),
         chip=_mac(sysctl.CHIP) or _chip(root),
         os=_os(),
-        ullage_version=metadata.version("ullage"),
+        ullage_version=version,
     )
 
 

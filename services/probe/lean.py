@@ -6,17 +6,22 @@ the program that was started reads it, and then becomes this one: the process, i
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from typing import NoReturn
+from typing import Final, NoReturn
 
-from services import logs
 from services.probe.settings import Settings
 
+GRPC_TRIED: Final = "1.85."
+GRPC_EXPERIMENTS: Final = "-event_engine_client,-event_engine_listener"
+"""Off: gRPC's way of handing each message through four threads, which takes a third of the probe's time. Another
+release may know these by other names, or not do without them."""
 
-def become(settings: Settings, log_level: str) -> NoReturn:
+
+def become(settings: Settings, log_level: str, grpc_version: str) -> NoReturn:
     """Go on as the lean program, in this process."""
+    if grpc_version.startswith(GRPC_TRIED):
+        os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     arguments = [log_level, settings.to_json()]
     if sys.platform == "win32":
         # Windows would start another process, and end this one before it has done anything.
@@ -26,7 +31,12 @@ def become(settings: Settings, log_level: str) -> NoReturn:
 
 def run(log_level: str, settings: str) -> int:
     """Probe until told to stop; the exit code."""
-    from services.probe import process  # noqa: PLC0415 - nothing for the program that only reads the command line
+    # asyncio does without, and so it must not be there before: OpenSSL weighs 4 MiB, and gRPC brings its own.
+    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # the import system takes None for "not there"
+    import asyncio  # noqa: PLC0415
+
+    from services import logs  # noqa: PLC0415
+    from services.probe import process  # noqa: PLC0415
     from services.probe.identity import IdentityError  # noqa: PLC0415
     from services.rpc import AddressError  # noqa: PLC0415
 

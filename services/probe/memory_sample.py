@@ -46,14 +46,15 @@ def memory_sample(reading: Reading, verdict: Verdict, estimate: Estimate, taken_
         ceiling_available_bytes=estimate.ceiling_bytes,
         pressure_level=verdict.level,
         pressure_pct=verdict.pressure_pct,
-        pressure_reasons=(
-            node_pb2.PressureReason(level=reason.level, signal=reason.signal, detail=reason.detail)
-            for reason in verdict.reasons
-        ),
         source=reading.source,
-        flags=(*estimate.flags, *_reading_flags(reading)),
     )
-    sample.taken_at.FromNanoseconds(taken_at_ns)
+    taken_at = sample.taken_at
+    taken_at.seconds, taken_at.nanos = divmod(taken_at_ns, 1_000_000_000)
+    # Most samples have none of either.
+    for reason in verdict.reasons:
+        sample.pressure_reasons.add(level=reason.level, signal=reason.signal, detail=reason.detail)
+    if flags := [*estimate.flags, *_reading_flags(reading)]:
+        sample.flags.extend(flags)
     return sample
 
 

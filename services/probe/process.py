@@ -30,7 +30,7 @@ log = structlog.get_logger()
 async def run(settings: Settings) -> None:
     """Probe until SIGTERM or SIGINT. Raises AddressError or IdentityError where it cannot start."""
     address = rpc.listen_address(settings.listen, insecure=settings.insecure)
-    me = identity(settings.state_dir, settings.name, settings.root)
+    me = identity(settings.state_dir, settings.name, settings.version, settings.root)
     clock, latest = SystemClock(), Latest()
     reporter = Reporter(settings.master, me, clock)
     failures = Failures()

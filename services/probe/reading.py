@@ -136,7 +136,8 @@ class Reading(NamedTuple):
         available = self.ram_available_bytes
         if available is not None and self.arc_bytes:
             available = bounded(available + self.arc_bytes, self.ram_total_bytes)
-        available = bounded(bounded(available, self.cgroup_available_bytes), self.cgroup_limit_bytes)
+        if self.cgroup_limit_bytes is not None:
+            available = bounded(bounded(available, self.cgroup_available_bytes), self.cgroup_limit_bytes)
         return bounded(available, self.commit_available_bytes)
 
 

@@ -61,7 +61,8 @@ class RoomSigns:
     ) -> None:
         rest = max(total_bytes - (reading.own_bytes or 0), min(total_bytes, _REST_BYTES_MIN))
         self._reading = reading
-        self._stalls = stalls
+        self._some_pct, self._full_pct = stalls.some_pct or 0.0, stalls.full_pct or 0.0
+        self._full_lately_pct = stalls.full_avg10_pct or 0.0
         self._available_bytes = available_bytes
         self._warning_bytes = warning_bound_bytes(rest)
         self._critical_bytes = critical_bound_bytes(rest)
@@ -69,27 +70,31 @@ class RoomSigns:
         self._ample = available_bytes > total_bytes // 2
         stalling = self._stall_reasons()
         self.stalling: Level = worst(stalling)
-        self.reasons = [
-            *self._room_reasons(),
-            *self._confirmed(stalling, before.stalling),
-            *self._swap_reasons(),
-            *self._commit_reasons(),
-            *self._event_reasons(before.oom_count, before.held_count),
-        ]
+        self.reasons: list[Reason] = []
+        # Nearly always nothing is the matter, and each of these is quickly seen.
+        if available_bytes < self._warning_bytes:
+            self.reasons.append(self._room_reason())
+        if stalling or reading.stall_alarm:
+            self.reasons += self._confirmed(stalling, before.stalling)
+        if reading.swap_total_bytes:
+            self.reasons += self._swap_reasons()
+        if reading.memory_low or reading.commit_limit_bytes:
+            self.reasons += self._commit_reasons()
+        if before.oom_count > 0 or before.held_count > 0:
+            self.reasons += self._event_reasons(before.oom_count, before.held_count)
 
-    def _room_reasons(self) -> list[Reason]:
-        if self._available_bytes >= self._warning_bytes:
-            return []
+    def _room_reason(self) -> Reason:
         critical = self._available_bytes < self._critical_bytes
         bound = self._critical_bytes if critical else self._warning_bytes
         detail = f"{gib(self._available_bytes)} available, below {gib(bound)}"
-        return [Reason(CRITICAL if critical else WARNING, "available", detail)]
+        return Reason(CRITICAL if critical else WARNING, "available", detail)
 
     def _stall_reasons(self) -> list[Reason]:
         """What the stalls of this reading say, were they to last."""
-        some, full, lately = self._stalls.some_pct, self._stalls.full_pct, self._stalls.full_avg10_pct
-        some, full, lately = some or 0.0, full or 0.0, lately or 0.0
-        reasons = []
+        some, full, lately = self._some_pct, self._full_pct, self._full_lately_pct
+        reasons: list[Reason] = []
+        if not (some or full or lately):
+            return reasons
         if full >= FULL_CRITICAL_PCT or lately >= FULL_CRITICAL_PCT:
             pct = full if full >= FULL_CRITICAL_PCT else lately
             level = WARNING if self._ample else CRITICAL
@@ -151,8 +156,7 @@ class RoomSigns:
 
     def pressure_pct(self) -> float:
         """See Verdict."""
-        some, full = self._stalls.some_pct or 0.0, self._stalls.full_pct or 0.0
-        return max(self._room_pct(), min(5 * some, 75.0), min(4 * full, 100.0))
+        return max(self._room_pct(), min(5 * self._some_pct, 75.0), min(4 * self._full_pct, 100.0))
 
     def _room_pct(self) -> float:
         left, warning, critical = self._available_bytes, self._warning_bytes, self._critical_bytes
@@ -164,10 +168,9 @@ class RoomSigns:
 
     def is_calm(self, level: Level) -> bool:
         """The bounds for leaving `level` hold; they lie beyond those for entering it."""
-        some, full = self._stalls.some_pct or 0.0, self._stalls.full_pct or 0.0
         if level == CRITICAL:
-            return self._available_bytes * 2 > self._critical_bytes * 3 and full < 5.0
-        return self._available_bytes * 4 > self._warning_bytes * 5 and some < 3.0 and full < 1.0
+            return self._available_bytes * 2 > self._critical_bytes * 3 and self._full_pct < 5.0
+        return self._available_bytes * 4 > self._warning_bytes * 5 and self._some_pct < 3.0 and self._full_pct < 1.0
 
     def calm_words(self, level: Level) -> str:
         if level == CRITICAL:

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import platformdirs
-
 from services.probe.estimator import Override
 
 _UNITS: Final = {
@@ -44,6 +42,8 @@ class Settings:
     period_ms: int
     system_period_ms: int
     name: str | None
+    version: str
+    """This release, told since whoever knows it need not run on."""
     root: Path
     ready_file: Path | None
 
@@ -65,11 +65,6 @@ class Settings:
                 "override": None if override is None else Override(**override),
             }
         )
-
-
-def default_state_dir() -> Path:
-    """Where the node's id is kept unless told otherwise."""
-    return platformdirs.user_state_path("ullage")
 
 
 def override(memory: str | None, override_memory: str | None) -> Override | None:

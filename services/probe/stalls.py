@@ -61,20 +61,16 @@ def _marked(marks: tuple[Mark, ...], stall: Stall | None, now_s: float) -> tuple
     """`marks` with one for now where it is due, beginning with the youngest that is a whole window old."""
     if stall is None:
         return ()
-    now = Mark(now_s, stall.some_total_us, stall.full_total_us)
-    if not marks or _went_back(marks[-1], now):
-        return (now,)
-    first = 0
-    while first + 1 < len(marks) and now_s - marks[first + 1].at_s >= WINDOW_SECONDS:
+    some_us, full_us = stall.some_total_us, stall.full_total_us
+    # Counters that went back are not those of the last mark: they started again, or are of another cgroup.
+    if not marks or (some_us or 0) < (marks[-1].some_us or 0) or (full_us or 0) < (marks[-1].full_us or 0):
+        return (Mark(now_s, some_us, full_us),)
+    first, start_s = 0, now_s - WINDOW_SECONDS
+    while first + 1 < len(marks) and marks[first + 1].at_s <= start_s:
         first += 1
     if now_s - marks[-1].at_s < _MARK_SECONDS:
         return marks[first:]
-    return (*marks[first:], now)
-
-
-def _went_back(last: Mark, now: Mark) -> bool:
-    """The counters are not those of the last mark: they started again, or are of another cgroup."""
-    return (now.some_us or 0) < (last.some_us or 0) or (now.full_us or 0) < (last.full_us or 0)
+    return (*marks[first:], Mark(now_s, some_us, full_us))
 
 
 def _shares(marks: tuple[Mark, ...], stall: Stall | None, now_s: float) -> tuple[float | None, float | None]:

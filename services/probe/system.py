@@ -21,7 +21,7 @@ from ullage.v1 import node_pb2
 _CPU_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 """The drivers that know the processor's temperature, the nearest to it first."""
 
-_READINGS_PER_INTERFACES: Final = 5
+_READINGS_PER_INTERFACES: Final = 15
 
 
 class SystemSampler:

@@ -126,6 +126,11 @@ def _mac(pages: Pages | None) -> None:
 def _meminfo(text: bytes) -> None:
     found = meminfo.parse(text)
     _within(*found)
+    parser = meminfo.Parser()
+    for before in (text, MEMINFO):
+        parser.parse(before)
+        # Where a line is there twice, the one that was there before may count.
+        assert parser.parse(text) == found or any(text.count(key) > 1 for key in meminfo.KEYS)
     available = bounded(found.available_bytes, found.total_bytes)
     _whole(Reading(node_pb2.MEMORY_SOURCE_PROCFS, ram_total_bytes=found.total_bytes, ram_available_bytes=available))
 

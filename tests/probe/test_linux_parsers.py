@@ -70,6 +70,33 @@ def test_a_line_without_a_unit_does_not_take_the_next_ones_number() -> None:
     assert meminfo.parse(b"MemTotal: 5\nMemFree: 7 kB\n") == Meminfo(free_bytes=7 * 1024)
 
 
+def kernels_meminfo(*, available_kib: int = 24308384, huge_pages: bytes = b"Hugetlb:               0 kB\n") -> bytes:
+    return (
+        b"MemTotal:       24684092 kB\nMemFree:        24036684 kB\nMemAvailable:   %8d kB\nCached:   445992 kB\n"
+        b"Active(file):     107880 kB\nInactive(file):   346108 kB\nUnevictable:  0 kB\nSwapTotal:             0 kB\n"
+        b"SwapFree:              0 kB\nDirty:              1944 kB\n"
+    ) % available_kib + huge_pages
+
+
+@pytest.mark.parametrize("later", [
+    kernels_meminfo(available_kib=7),
+    kernels_meminfo(available_kib=123456789),
+    kernels_meminfo(huge_pages=b""),
+    kernels_meminfo(huge_pages=b"Hugetlb:          2048 kB\n"),
+    kernels_meminfo(huge_pages=b"Hugetlb:            -7 kB\n"),
+    kernels_meminfo().replace(b"SwapFree:              0 kB", b"SwapFree:              x kB"),
+    kernels_meminfo().replace(b"SwapFree:              0 kB", b"SwapFree:              0 MB"),
+    kernels_meminfo().replace(b"MemFree: ", b"MemTree: "),
+    kernels_meminfo()[:300],
+    b"",
+])  # fmt: skip
+@pytest.mark.parametrize("first", [kernels_meminfo(), kernels_meminfo(huge_pages=b""), b"MemTotal: 1 kB\n", b""])
+def test_where_the_lines_lay_before_changes_nothing(first: bytes, later: bytes) -> None:
+    parser = meminfo.Parser()
+    for text in (first, first, later, later, first):
+        assert parser.parse(text) == meminfo.parse(text)
+
+
 def test_psi_gives_totals_and_averages() -> None:
     text = (
         b"some avg10=70.24 avg60=68.52 avg300=69.91 total=3559632828\n"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.probe.failures import Failures
 from services.probe.linux.sampler import LinuxSampler
-from services.probe.reading import Reading
+from services.probe.reading import Reading, Stall
 from ullage.v1 import node_pb2
 
 GIB = 1 << 30
@@ -160,7 +160,7 @@ def test_a_limit_without_its_usage_bounds_what_is_available(tree: Tree) -> None:
     assert (reading.cgroup_used_bytes, reading.available_bytes) == (None, 8 * GIB)
 
 
-def test_a_limit_that_is_changed_is_seen_within_four_readings(tree: Tree) -> None:
+def test_a_limit_that_is_changed_is_seen_within_eight_readings(tree: Tree) -> None:
     tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
     tree.put("proc/self/cgroup", "0::/a\n").put("proc/self/mountinfo", V2_MOUNT)
     tree.put("sys/fs/cgroup/a/memory.max", "max").put("sys/fs/cgroup/a/memory.current", "0")
@@ -168,7 +168,20 @@ def test_a_limit_that_is_changed_is_seen_within_four_readings(tree: Tree) -> Non
     sampler = LinuxSampler(tree.root, tree.failures)
     assert sampler.read().total_bytes == 64 * GIB
     tree.put("sys/fs/cgroup/a/memory.max", f"{GIB}")
-    assert [sampler.read().total_bytes for _ in range(4)][-1] == GIB
+    assert [sampler.read().total_bytes for _ in range(8)][-1] == GIB
+
+
+def test_stalls_that_go_on_are_seen_at_every_reading(tree: Tree) -> None:
+    tree.memory(1000, 700)
+    said: list[Stall | None] = []
+    for total in (1, 1, 2, 3):
+        tree.put("proc/pressure/memory", f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n")
+        if not said:
+            sampler = LinuxSampler(tree.root, tree.failures)
+        said.append(sampler.read().host_stall)
+    assert [stall and stall.some_total_us for stall in said] == [1, 1, 2, 3]
+    (tree.root / "proc/pressure/memory").write_text("")
+    assert sampler.read().host_stall is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ MAKE = "import sys, pathlib; from services.probe.identity import node_id; print(
 
 
 def test_a_node_keeps_its_id_and_changes_its_boot_id(tmp_path: Path) -> None:
-    first = identity(tmp_path / "state", None, tmp_path)
-    second = identity(tmp_path / "state", None, tmp_path)
+    first = identity(tmp_path / "state", None, "0.1.0", tmp_path)
+    second = identity(tmp_path / "state", None, "0.1.0", tmp_path)
     assert first.node_id == second.node_id
     assert first.boot_id != second.boot_id
     assert (tmp_path / "state/node_id").read_text() == f"{first.node_id}\n"
@@ -55,13 +55,13 @@ def test_the_machine_is_described_by_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "sys/class/dmi/id/product_name").write_text("PowerEdge R740\n")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel\t\t: 1\nmodel name\t: AMD EPYC 7763\n")
-    me = identity(tmp_path / "state", "anna", tmp_path)
+    me = identity(tmp_path / "state", "anna", "0.1.0", tmp_path)
     assert (me.friendly_name, me.model, me.chip) == ("anna", "PowerEdge R740", "AMD EPYC 7763")
 
 
 def test_what_the_machine_does_not_say_is_absent(tmp_path: Path) -> None:
     (tmp_path / "sys/class/dmi/id").mkdir(parents=True)
     (tmp_path / "sys/class/dmi/id/product_name").write_text("To Be Filled By O.E.M.\n")
-    me = identity(tmp_path / "state", None, tmp_path)
+    me = identity(tmp_path / "state", None, "0.1.0", tmp_path)
     assert not me.HasField("model")
     assert me.friendly_name == os.uname().nodename

@@ -51,6 +51,7 @@ def test_settings_survive_being_passed_on(override: Override | None) -> None:
         period_ms=500,
         system_period_ms=2000,
         name=None if override else 'a "name"',
+        version="0.1.0",
         root=Path("/"),
         ready_file=None if override is None else Path("/ready"),
     )

@@ -14,16 +14,16 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from services.probe.failures import Failures
-from services.probe.linux import psi
 from services.probe.linux.open_file import OpenFile, existing
+from services.probe.linux.psi import StallFile
 from services.probe.reading import Stall
 
 _DIGITS_MAX: Final = 19
 _LEVELS_MAX: Final = 32
 """Deeper than any hierarchy that was seen; each level costs a read or two."""
 
-_ROOMS_PER_LIMITS: Final = 4
-"""Limits are changed by hand, so they are read at every fourth reading: a desktop has ten files of them."""
+_ROOMS_PER_LIMITS: Final = 8
+"""Limits are changed by hand, so they are read at every eighth reading: a desktop has ten files of them."""
 
 
 class Room(NamedTuple):
@@ -39,6 +39,10 @@ class Events(NamedTuple):
 
     oom: int | None = None
     limit: int | None = None
+
+
+_UNLIMITED: Final = Room()
+_UNCOUNTED: Final = Events()
 
 
 class Mount(NamedTuple):
@@ -163,7 +167,8 @@ class Cgroups:
         # In a hybrid, v1 limits while only v2 has stall information. The root cgroup's is the machine's own, which
         # is read already; only the others have a type.
         inside = bool(v2) and existing(v2[0] / "cgroup.type", failures) is not None
-        self._pressure = existing(v2[0] / "memory.pressure", failures) if inside else None
+        pressure = existing(v2[0] / "memory.pressure", failures) if inside else None
+        self._pressure = None if pressure is None else StallFile(pressure)
         self.stall_files = [v2[0] / "memory.pressure"] if inside else []
         self.event_files = [v2[0] / dialect.events] if inside and dialect is V2 else []
         """What can be watched for changes, where it exists."""
@@ -178,7 +183,7 @@ class Cgroups:
             self._limited = [level for level in self._levels if level.read_limit(ram_total_bytes)]
         self._rooms_until_limits -= 1
         if not self._limited:
-            return Room()
+            return _UNLIMITED
         rooms = [level.room() for level in self._limited]
         tightest = min(rooms, key=lambda found: found.limit_bytes or 0)
         known = [found.available_bytes for found in rooms if found.available_bytes is not None]
@@ -186,13 +191,12 @@ class Cgroups:
 
     def stall(self) -> Stall | None:
         """The stall information of the process's own cgroup, None where it has none."""
-        text = self._pressure.read() if self._pressure is not None else None
-        return None if text is None else psi.parse(text)
+        return None if self._pressure is None else self._pressure.read()
 
     def events(self) -> Events:
         """How often the process's own cgroup hit its limits; unknown while nothing limits, since nothing can hit."""
         text = self._events.read() if self._events is not None and self._limited else None
-        return Events() if text is None else parse_events(text, self._dialect)
+        return _UNCOUNTED if text is None else parse_events(text, self._dialect)
 
 
 class _Level:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from services.probe.linux.open_file import OpenFile
 from services.probe.reading import Stall
 
 _LINE: Final = re.compile(rb"^(some|full) avg10=(\d{1,3}\.\d{1,6}) [^\n]*total=(\d{1,19})\r?$", re.MULTILINE)
@@ -29,3 +30,20 @@ def parse(text: bytes) -> Stall | None:
     if some[1] is None and full[1] is None:
         return None
     return Stall(some_total_us=some[1], full_total_us=full[1], some_avg10_pct=some[0], full_avg10_pct=full[0])
+
+
+class StallFile:
+    """One such file, understood anew only where it says something new: while nothing stalls, it does not."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._text: bytes | None = None
+        self._stall: Stall | None = None
+
+    def read(self) -> Stall | None:
+        """What it says now; None where it cannot be read, and where it says nothing."""
+        text = self._file.read()
+        if text != self._text:
+            self._text = text
+            self._stall = None if text is None else parse(text)
+        return self._stall

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.probe.failures import Failures
-from services.probe.linux import meminfo, psi, zfs
+from services.probe.linux import meminfo, zfs
 from services.probe.linux.alarms import Alarms
 from services.probe.linux.cgroup import Cgroups
 from services.probe.linux.meminfo import Meminfo
 from services.probe.linux.open_file import OpenFile, existing
-from services.probe.reading import Reading, Stall, bounded
+from services.probe.linux.psi import StallFile
+from services.probe.reading import Reading, bounded
 from ullage.v1 import node_pb2
 
 
@@ -23,8 +24,10 @@ class LinuxSampler:
     def __init__(self, root: Path, failures: Failures) -> None:
         """`root` holds proc and sys: "/", or a recorded tree."""
         self._meminfo = OpenFile(root / "proc/meminfo", failures)
+        self._parser = meminfo.Parser()
         # A kernel that has it switched off shows the file, and fails at reading.
-        self._pressure = existing(root / "proc/pressure/memory", failures)
+        pressure = existing(root / "proc/pressure/memory", failures)
+        self._pressure = None if pressure is None else StallFile(pressure)
         self._arc = existing(root / "proc/spl/kstat/zfs/arcstats", failures)
         self._cgroups = Cgroups(root, failures)
         # The process's own cgroup before the machine: its neighbours' stalls are not its own.
@@ -34,7 +37,7 @@ class LinuxSampler:
     def read(self) -> Reading:
         """The memory now. Never raises: what cannot be read is absent, and was counted."""
         text = self._meminfo.read()
-        memory = Meminfo() if text is None else meminfo.parse(text)
+        memory = Meminfo() if text is None else self._parser.parse(text)
         room = self._cgroups.room(memory.total_bytes)
         events = self._cgroups.events()
         available = bounded(memory.available_bytes, memory.total_bytes)
@@ -51,7 +54,7 @@ class LinuxSampler:
             cgroup_limit_bytes=room.limit_bytes,
             cgroup_used_bytes=room.used_bytes,
             cgroup_available_bytes=room.available_bytes,
-            host_stall=self._stall(),
+            host_stall=None if self._pressure is None else self._pressure.read(),
             cgroup_stall=self._cgroups.stall(),
             oom_events=events.oom,
             limit_events=events.limit,
@@ -60,10 +63,6 @@ class LinuxSampler:
             huge_pages_bytes=memory.huge_pages_bytes,
             clamped=(available, free, swap) != (memory.available_bytes, memory.free_bytes, memory.swap_free_bytes),
         )
-
-    def _stall(self) -> Stall | None:
-        text = self._pressure.read() if self._pressure is not None else None
-        return None if text is None else psi.parse(text)
 
     def _arc_bytes(self) -> int | None:
         text = self._arc.read() if self._arc is not None else None
