@@ -26,17 +26,17 @@ from ullage.v1 import model_pb2 as ullage_dot_v1_dot_model__pb2
 from ullage.v1 import node_pb2 as ullage_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eullage/v1/runner_service.proto\x12\tullage.v1\x1a\x15ullage/v1/model.proto\x1a\x14ullage/v1/node.proto\"\xc6\x02\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"A\n\x0eTokenCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\"m\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\tlikeliest\x18\x04 \x03(\x0b\x32\x19.ullage.v1.TokenCandidate\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"6\n\nChatPrompt\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.ullage.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xd9\x01\n\x0fGenerateRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.ullage.v1.ChatPromptH\x00\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x16.ullage.v1.TokenPromptH\x00\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.ullage.v1.SamplingParameters\x12\x15\n\rgeneration_id\x18\x06 \x01(\tB\x08\n\x06prompt\"\x8d\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12-\n\x07summary\x18\x03 \x01(\x0b\x32\x1c.ullage.v1.GenerationSummary\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.ullage.v1.TokenLogprob\"\xca\x01\n\x11GenerationSummary\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.ullage.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x06 \x01(\x01\x12\x0c\n\x04seed\x18\x07 \x01(\x04\"\xf0\x02\n\x0e\x46orwardRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.ullage.v1.ForwardHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.ullage.v1.HeartbeatH\x00\x12+\n\nactivation\x18\x03 \x01(\x0b\x32\x15.ullage.v1.ActivationH\x00\x12(\n\x05token\x18\x04 \x01(\x0b\x32\x17.ullage.v1.SampledTokenH\x00\x12+\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x19.ullage.v1.SequenceClosedH\x00\x12#\n\x04lost\x18\x06 \x01(\x0b\x32\x13.ullage.v1.RankLostH\x00\x12+\n\x05\x62\x61tch\x18\x07 \x01(\x0b\x32\x1a.ullage.v1.ActivationBatchH\x00\x12*\n\x06tokens\x18\x08 \x01(\x0b\x32\x18.ullage.v1.SampledTokensH\x00\x42\x07\n\x05\x66rame\"q\n\x0c\x46orwardHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tfrom_rank\x18\x02 \x01(\r\x12\x0f\n\x07to_rank\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x18\n\x10protocol_version\x18\x05 \x01(\r\"/\n\tHeartbeat\x12\x12\n\nsteps_done\x18\x01 \x01(\x04\x12\x0e\n\x06loaded\x18\x02 \x01(\x08\"\xea\x01\n\nActivation\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12,\n\x0c\x65lement_type\x18\x05 \x01(\x0e\x32\x16.ullage.v1.ElementType\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0e\n\x06sample\x18\x07 \x01(\x08\x12/\n\x08sampling\x18\x08 \x01(\x0b\x32\x1d.ullage.v1.SamplingParameters\x12\x11\n\ttoken_ids\x18\t \x03(\r\"\x85\x01\n\x0f\x41\x63tivationBatch\x12!\n\x04rows\x18\x01 \x03(\x0b\x32\x13.ullage.v1.BatchRow\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12,\n\x0c\x65lement_type\x18\x03 \x01(\x0e\x32\x16.ullage.v1.ElementType\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"W\n\x08\x42\x61tchRow\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x15\n\x08token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_token_id\"8\n\rSampledTokens\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.ullage.v1.SampledToken\"\x88\x01\n\x0cSampledToken\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12,\n\tlikeliest\x18\x05 \x03(\x0b\x32\x19.ullage.v1.TokenCandidate\"\'\n\x0eSequenceClosed\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\")\n\x08RankLost\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\":\n\x0f\x46orwardResponse\x12\'\n\theartbeat\x18\x01 \x01(\x0b\x32\x14.ullage.v1.Heartbeat\"\x12\n\x10GetStatusRequest\"\x83\x01\n\x11GetStatusResponse\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.ullage.v1.RunnerProfile\x12&\n\x06shards\x18\x02 \x03(\x0b\x32\x16.ullage.v1.ShardStatus\x12\x1b\n\x13\x63onnected_to_master\x18\x03 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*z\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x03\x32\xe4\x01\n\rRunnerService\x12\x45\n\x08Generate\x12\x1a.ullage.v1.GenerateRequest\x1a\x1b.ullage.v1.GenerateResponse0\x01\x12\x44\n\x07\x46orward\x12\x19.ullage.v1.ForwardRequest\x1a\x1a.ullage.v1.ForwardResponse(\x01\x30\x01\x12\x46\n\tGetStatus\x12\x1b.ullage.v1.GetStatusRequest\x1a\x1c.ullage.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eullage/v1/runner_service.proto\x12\tullage.v1\x1a\x15ullage/v1/model.proto\x1a\x14ullage/v1/node.proto\"\xc6\x02\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x03 \x01(\x04H\x02\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\x05 \x03(\t\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\t \x01(\rH\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobs\"A\n\x0eTokenCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\"m\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\tlikeliest\x18\x04 \x03(\x0b\x32\x19.ullage.v1.TokenCandidate\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"6\n\nChatPrompt\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.ullage.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xd9\x01\n\x0fGenerateRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12%\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x15.ullage.v1.ChatPromptH\x00\x12(\n\x06tokens\x18\x04 \x01(\x0b\x32\x16.ullage.v1.TokenPromptH\x00\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.ullage.v1.SamplingParameters\x12\x15\n\rgeneration_id\x18\x06 \x01(\tB\x08\n\x06prompt\"\x8d\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12-\n\x07summary\x18\x03 \x01(\x0b\x32\x1c.ullage.v1.GenerationSummary\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.ullage.v1.TokenLogprob\"\xe8\x01\n\x11GenerationSummary\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12.\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x17.ullage.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x03 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x04 \x01(\x04\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x06 \x01(\x01\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x1c\n\x14reused_prompt_tokens\x18\x08 \x01(\x04\"\xf0\x02\n\x0e\x46orwardRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.ullage.v1.ForwardHelloH\x00\x12)\n\theartbeat\x18\x02 \x01(\x0b\x32\x14.ullage.v1.HeartbeatH\x00\x12+\n\nactivation\x18\x03 \x01(\x0b\x32\x15.ullage.v1.ActivationH\x00\x12(\n\x05token\x18\x04 \x01(\x0b\x32\x17.ullage.v1.SampledTokenH\x00\x12+\n\x06\x63losed\x18\x05 \x01(\x0b\x32\x19.ullage.v1.SequenceClosedH\x00\x12#\n\x04lost\x18\x06 \x01(\x0b\x32\x13.ullage.v1.RankLostH\x00\x12+\n\x05\x62\x61tch\x18\x07 \x01(\x0b\x32\x1a.ullage.v1.ActivationBatchH\x00\x12*\n\x06tokens\x18\x08 \x01(\x0b\x32\x18.ullage.v1.SampledTokensH\x00\x42\x07\n\x05\x66rame\"q\n\x0c\x46orwardHello\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tfrom_rank\x18\x02 \x01(\r\x12\x0f\n\x07to_rank\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x18\n\x10protocol_version\x18\x05 \x01(\r\"/\n\tHeartbeat\x12\x12\n\nsteps_done\x18\x01 \x01(\x04\x12\x0e\n\x06loaded\x18\x02 \x01(\x08\"\xff\x01\n\nActivation\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x13\n\x0bhidden_size\x18\x04 \x01(\r\x12,\n\x0c\x65lement_type\x18\x05 \x01(\x0e\x32\x16.ullage.v1.ElementType\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0e\n\x06sample\x18\x07 \x01(\x08\x12/\n\x08sampling\x18\x08 \x01(\x0b\x32\x1d.ullage.v1.SamplingParameters\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x13\n\x0b\x62\x65gins_with\x18\n \x01(\t\"\x85\x01\n\x0f\x41\x63tivationBatch\x12!\n\x04rows\x18\x01 \x03(\x0b\x32\x13.ullage.v1.BatchRow\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12,\n\x0c\x65lement_type\x18\x03 \x01(\x0e\x32\x16.ullage.v1.ElementType\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"W\n\x08\x42\x61tchRow\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x15\n\x08token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_token_id\"8\n\rSampledTokens\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.ullage.v1.SampledToken\"\x88\x01\n\x0cSampledToken\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12,\n\tlikeliest\x18\x05 \x03(\x0b\x32\x19.ullage.v1.TokenCandidate\"\'\n\x0eSequenceClosed\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\")\n\x08RankLost\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\":\n\x0f\x46orwardResponse\x12\'\n\theartbeat\x18\x01 \x01(\x0b\x32\x14.ullage.v1.Heartbeat\"\x12\n\x10GetStatusRequest\"\x83\x01\n\x11GetStatusResponse\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.ullage.v1.RunnerProfile\x12&\n\x06shards\x18\x02 \x03(\x0b\x32\x16.ullage.v1.ShardStatus\x12\x1b\n\x13\x63onnected_to_master\x18\x03 \x01(\x08*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*z\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x02\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x03\x32\xe4\x01\n\rRunnerService\x12\x45\n\x08Generate\x12\x1a.ullage.v1.GenerateRequest\x1a\x1b.ullage.v1.GenerateResponse0\x01\x12\x44\n\x07\x46orward\x12\x19.ullage.v1.ForwardRequest\x1a\x1a.ullage.v1.ForwardResponse(\x01\x30\x01\x12\x46\n\tGetStatus\x12\x1b.ullage.v1.GetStatusRequest\x1a\x1c.ullage.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ullage.v1.runner_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2794
-  _globals['_FINISHREASON']._serialized_end=2889
-  _globals['_ELEMENTTYPE']._serialized_start=2891
-  _globals['_ELEMENTTYPE']._serialized_end=3013
+  _globals['_FINISHREASON']._serialized_start=2845
+  _globals['_FINISHREASON']._serialized_end=2940
+  _globals['_ELEMENTTYPE']._serialized_start=2942
+  _globals['_ELEMENTTYPE']._serialized_end=3064
   _globals['_SAMPLINGPARAMETERS']._serialized_start=91
   _globals['_SAMPLINGPARAMETERS']._serialized_end=417
   _globals['_TOKENCANDIDATE']._serialized_start=419
@@ -54,33 +54,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATERESPONSE']._serialized_start=954
   _globals['_GENERATERESPONSE']._serialized_end=1095
   _globals['_GENERATIONSUMMARY']._serialized_start=1098
-  _globals['_GENERATIONSUMMARY']._serialized_end=1300
-  _globals['_FORWARDREQUEST']._serialized_start=1303
-  _globals['_FORWARDREQUEST']._serialized_end=1671
-  _globals['_FORWARDHELLO']._serialized_start=1673
-  _globals['_FORWARDHELLO']._serialized_end=1786
-  _globals['_HEARTBEAT']._serialized_start=1788
-  _globals['_HEARTBEAT']._serialized_end=1835
-  _globals['_ACTIVATION']._serialized_start=1838
-  _globals['_ACTIVATION']._serialized_end=2072
-  _globals['_ACTIVATIONBATCH']._serialized_start=2075
-  _globals['_ACTIVATIONBATCH']._serialized_end=2208
-  _globals['_BATCHROW']._serialized_start=2210
-  _globals['_BATCHROW']._serialized_end=2297
-  _globals['_SAMPLEDTOKENS']._serialized_start=2299
-  _globals['_SAMPLEDTOKENS']._serialized_end=2355
-  _globals['_SAMPLEDTOKEN']._serialized_start=2358
-  _globals['_SAMPLEDTOKEN']._serialized_end=2494
-  _globals['_SEQUENCECLOSED']._serialized_start=2496
-  _globals['_SEQUENCECLOSED']._serialized_end=2535
-  _globals['_RANKLOST']._serialized_start=2537
-  _globals['_RANKLOST']._serialized_end=2578
-  _globals['_FORWARDRESPONSE']._serialized_start=2580
-  _globals['_FORWARDRESPONSE']._serialized_end=2638
-  _globals['_GETSTATUSREQUEST']._serialized_start=2640
-  _globals['_GETSTATUSREQUEST']._serialized_end=2658
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2661
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2792
-  _globals['_RUNNERSERVICE']._serialized_start=3016
-  _globals['_RUNNERSERVICE']._serialized_end=3244
+  _globals['_GENERATIONSUMMARY']._serialized_end=1330
+  _globals['_FORWARDREQUEST']._serialized_start=1333
+  _globals['_FORWARDREQUEST']._serialized_end=1701
+  _globals['_FORWARDHELLO']._serialized_start=1703
+  _globals['_FORWARDHELLO']._serialized_end=1816
+  _globals['_HEARTBEAT']._serialized_start=1818
+  _globals['_HEARTBEAT']._serialized_end=1865
+  _globals['_ACTIVATION']._serialized_start=1868
+  _globals['_ACTIVATION']._serialized_end=2123
+  _globals['_ACTIVATIONBATCH']._serialized_start=2126
+  _globals['_ACTIVATIONBATCH']._serialized_end=2259
+  _globals['_BATCHROW']._serialized_start=2261
+  _globals['_BATCHROW']._serialized_end=2348
+  _globals['_SAMPLEDTOKENS']._serialized_start=2350
+  _globals['_SAMPLEDTOKENS']._serialized_end=2406
+  _globals['_SAMPLEDTOKEN']._serialized_start=2409
+  _globals['_SAMPLEDTOKEN']._serialized_end=2545
+  _globals['_SEQUENCECLOSED']._serialized_start=2547
+  _globals['_SEQUENCECLOSED']._serialized_end=2586
+  _globals['_RANKLOST']._serialized_start=2588
+  _globals['_RANKLOST']._serialized_end=2629
+  _globals['_FORWARDRESPONSE']._serialized_start=2631
+  _globals['_FORWARDRESPONSE']._serialized_end=2689
+  _globals['_GETSTATUSREQUEST']._serialized_start=2691
+  _globals['_GETSTATUSREQUEST']._serialized_end=2709
+  _globals['_GETSTATUSRESPONSE']._serialized_start=2712
+  _globals['_GETSTATUSRESPONSE']._serialized_end=2843
+  _globals['_RUNNERSERVICE']._serialized_start=3067
+  _globals['_RUNNERSERVICE']._serialized_end=3295
 # @@protoc_insertion_point(module_scope)

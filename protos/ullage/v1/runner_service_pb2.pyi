@@ -356,6 +356,7 @@ class GenerationSummary(_message.Message):
     PREFILL_SECONDS_FIELD_NUMBER: _builtins.int
     DECODE_SECONDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    REUSED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
     finish_reason: Global___FinishReason.ValueType
     prompt_tokens: _builtins.int
@@ -364,6 +365,8 @@ class GenerationSummary(_message.Message):
     decode_seconds: _builtins.float
     seed: _builtins.int
     """The seed used, so that the text can be had again."""
+    reused_prompt_tokens: _builtins.int
+    """Of the prompt, what was in the cache of an earlier request."""
     def __init__(
         self,
         *,
@@ -374,10 +377,11 @@ class GenerationSummary(_message.Message):
         prefill_seconds: _builtins.float = ...,
         decode_seconds: _builtins.float = ...,
         seed: _builtins.int = ...,
+        reused_prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_seconds", b"decode_seconds", "finish_reason", b"finish_reason", "generated_tokens", b"generated_tokens", "generation_id", b"generation_id", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_seconds", b"decode_seconds", "finish_reason", b"finish_reason", "generated_tokens", b"generated_tokens", "generation_id", b"generation_id", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "reused_prompt_tokens", b"reused_prompt_tokens", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,6 +511,7 @@ class Activation(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BEGINS_WITH_FIELD_NUMBER: _builtins.int
     generation_id: _builtins.str
     position: _builtins.int
     """Place of the first of these tokens in the sequence."""
@@ -517,6 +522,10 @@ class Activation(_message.Message):
     """tokens x hidden_size elements, little-endian, row by row."""
     sample: _builtins.bool
     """The last rank shall sample after these tokens."""
+    begins_with: _builtins.str
+    """With the first frame of a sequence: the open one whose tokens before `position` it begins with. Its cache is this
+    one's from then on, and nothing is left of that one.
+    """
     @_builtins.property
     def sampling(self) -> Global___SamplingParameters:
         """With the first frame of a sequence only."""
@@ -537,10 +546,11 @@ class Activation(_message.Message):
         sample: _builtins.bool = ...,
         sampling: Global___SamplingParameters | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        begins_with: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "element_type", b"element_type", "generation_id", b"generation_id", "hidden_size", b"hidden_size", "position", b"position", "sample", b"sample", "sampling", b"sampling", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begins_with", b"begins_with", "data", b"data", "element_type", b"element_type", "generation_id", b"generation_id", "hidden_size", b"hidden_size", "position", b"position", "sample", b"sample", "sampling", b"sampling", "token_ids", b"token_ids", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -169,7 +169,10 @@ class Pieces:
         self._inner[name] = [self._stand_in(place, layer) for place, layer in enumerate(layers)]
         self._finished = _Finished(self._inner)
         self._model = _with_inner(model, path, self._finished)
-        self._mirrors = _mirrors(self._all_caches(), cut)
+        caches = self._all_caches()
+        self._mirrors = _mirrors(caches, cut)
+        # Others forget what leaves their window, or keep one state for all that came.
+        self.keeps_prefixes = all(type(cache) is runtime_module("cache").KVCache for cache in caches)
 
     def _stand_in(self, place: int, layer: Any) -> Any:
         if not self._cut.has(place):

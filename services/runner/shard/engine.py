@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from services.runner.shard import frames, shard_model, step_watch
 from services.runner.shard.architecture import Cut
+from services.runner.shard.prefixes import Prefix
 from services.runner.shard.sampling import Sampled, looks_back, pick
 from services.runner.shard.sequences import OneSequence, Sequences
 from services.runner.shard.shard_model import Progress, ShardModel, WeightForm
@@ -87,16 +88,17 @@ class Engine:
         *,
         sampling: runner_service_pb2.SamplingParameters,
         wants_token: bool,
+        prefix: Prefix | None = None,
     ) -> Hidden | Sampled | None:
         """Take `tokens` further along their sequence, on the first rank.
 
         Gives the hidden state for the next rank; where this rank is also the last, the token sampled after
-        the last of them, or None unless `wants_token`. The first call for a sequence opens it.
+        the last of them, or None unless `wants_token`. The first call for a sequence opens it, after `prefix`.
         """
         token_ids = list(tokens) if looks_back(sampling) else []
         return await self._run(
             lambda: self._step(
-                self._sequences.begun(generation_id, sampling),
+                self._sequences.begun(generation_id, sampling, prefix),
                 mx.array(list(tokens), dtype=mx.int32),
                 token_ids,
                 wants_token=wants_token,
@@ -105,9 +107,11 @@ class Engine:
 
     async def forward_hidden(self, activation: runner_service_pb2.Activation) -> Hidden | Sampled | None:
         """Take a checked activation further along its sequence, on a later rank; else as `forward_tokens`."""
+        begins_with = activation.begins_with
+        prefix = Prefix(begins_with, activation.position) if begins_with else None
         return await self._run(
             lambda: self._step(
-                self._sequences.begun(activation.generation_id, activation.sampling),
+                self._sequences.begun(activation.generation_id, activation.sampling, prefix),
                 frames.unpacked(activation),
                 activation.token_ids,
                 wants_token=activation.sample,
@@ -126,6 +130,11 @@ class Engine:
     async def forward_hidden_batch(self, batch: runner_service_pb2.ActivationBatch) -> Hidden | list[Sampled]:
         """Take a checked batch further along its sequences, on a later rank; else as `forward_token_batch`."""
         return await self._run(lambda: self._step_batch(batch.rows, frames.unpacked_batch(batch)))
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether the caches of the model, on every rank, can be cut to the beginning of a sequence."""
+        return self._loaded().keeps_prefixes
 
     def close_sequence(self, generation_id: str) -> None:
         """Have the sequence's KV cache freed, after the steps asked for so far; one that is not there is no error."""

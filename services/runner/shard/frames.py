@@ -16,7 +16,7 @@ from services.rpc import RpcError
 from services.runner.shard.sampling import Sampled
 from ullage.v1 import dispatch_service_pb2, runner_service_pb2
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Raised when ranks of this release cannot work with those of an older one."""
 
 CHUNK_TOKENS_MAX: Final = 128
@@ -149,6 +149,8 @@ class Inspector:
         """Raise RpcError INVALID_ARGUMENT unless the model can take `activation` next; then remember it."""
         _check_shape(activation, self._hidden_size)
         generation_id = activation.generation_id
+        if activation.begins_with:
+            self._begin_with(activation.begins_with, generation_id, activation.position)
         if generation_id not in self._next_positions and len(self._next_positions) >= self._sequences_max:
             raise _invalid(f"sequence {generation_id} would be one more than the {self._sequences_max} placed for")
         self._advance(generation_id, activation.position, activation.tokens)
@@ -161,6 +163,15 @@ class Inspector:
             raise _invalid(f"a batch of {len(ids)} sequences names one twice, or one that was not begun")
         for row in batch.rows:
             self._advance(row.generation_id, row.position, 1)
+
+    def _begin_with(self, other: str, generation_id: str, position: int) -> None:
+        there = self._next_positions.get(other, 0)
+        if generation_id in self._next_positions or not 1 <= position <= there:
+            raise _invalid(
+                f"sequence {generation_id} cannot begin with {position} tokens of {other}, which has {there}"
+            )
+        self.closed(other)
+        self._next_positions[generation_id] = position
 
     def _advance(self, generation_id: str, position: int, tokens: int) -> None:
         expected = self._next_positions.get(generation_id, 0)

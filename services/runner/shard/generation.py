@@ -21,12 +21,16 @@ from services.runner.shard import frames, sampling
 from services.runner.shard.batches import Batches
 from services.runner.shard.life import Life
 from services.runner.shard.pipeline import Pipeline
-from services.runner.shard.sampling import Sampled
+from services.runner.shard.prefixes import Prefix, Prefixes
+from services.runner.shard.sampling import Sampled, looks_back
 from services.runner.shard.text import REPLACEMENT, Detokenizer, StopStrings, Text, TextError
 from ullage.v1 import dispatch_service_pb2, event_pb2, runner_service_pb2
 
 CONTINUED_TOKENS: Final = 8
 """How many of a text prompt's last tokens an answer is decoded with: it continues them, spaces included."""
+
+PREFIX_SECONDS_MAX: Final = 120.0
+"""How long the beginning of a prompt is kept for another that begins alike: a conversation's pause."""
 
 GENERATION_ID_CHARACTERS_MAX: Final = 128
 
@@ -50,6 +54,8 @@ class _Answer:
     started_at: float
     first_token_at: float | None = None
     generated: int = 0
+    prefix: Prefix | None = None
+    """What the prompt begins with, and was computed before."""
     finish_reason: runner_service_pb2.FinishReason.ValueType = runner_service_pb2.FINISH_REASON_UNSPECIFIED
 
     @property
@@ -72,6 +78,10 @@ class Generations:
         self._at_once = max(1, assignment.concurrent_sequences)
         self._places = asyncio.Semaphore(self._at_once)
         self._admitted = 0
+        self._open = 0
+        """Answers that have a sequence."""
+        self._chunk_tokens = frames.chunk_tokens(assignment.model.hidden_size)
+        self._prefixes = Prefixes(self._chunk_tokens)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateResponse, None]:
         """The answer, in the pieces in which it becomes certain; the last response has the summary.
@@ -162,7 +172,11 @@ class Generations:
             detokenizer=Detokenizer(self._text, continued),
             stops=StopStrings(parameters.stop),
             started_at=self._clock.monotonic(),
+            # What sampling looks back at would be missing.
+            prefix=None if looks_back(parameters) else self._prefixes.take(prompt),
         )
+        self._open += 1
+        self._make_room()
         self._life.generation_started(
             event_pb2.GenerationStarted(
                 generation_id=answer.generation_id,
@@ -186,15 +200,14 @@ class Generations:
             sampled = await self._batches.step(answer.sequence_id, position, sampled.token_id, answer.sampling)
 
     async def _prefilled(self, answer: _Answer) -> Sampled:
-        """Send the prompt through the ranks, and return the first token of the answer."""
-        size = frames.chunk_tokens(self._assignment.model.hidden_size)
-        *earlier, last = range(0, len(answer.prompt), size)
-        for start in earlier:
-            chunk = answer.prompt[start : start + size]
-            await self._pipeline.step(answer.sequence_id, start, chunk, answer.sampling, wants_token=False)
-        first = await self._pipeline.step(
-            answer.sequence_id, last, answer.prompt[last:], answer.sampling, wants_token=True
-        )
+        """Send the prompt through the ranks, as far as it is new, and return the first token of the answer."""
+        size, prefix, first = self._chunk_tokens, answer.prefix, None
+        for start in range(0 if prefix is None else prefix.tokens, len(answer.prompt), size):
+            chunk, is_last = answer.prompt[start : start + size], start + size >= len(answer.prompt)
+            first = await self._pipeline.step(
+                answer.sequence_id, start, chunk, answer.sampling, wants_token=is_last, prefix=prefix
+            )
+            prefix = None
         assert first is not None  # noqa: S101 - what `wants_token` promises
         answer.first_token_at = self._clock.monotonic()
         return first
@@ -241,6 +254,7 @@ class Generations:
             prefill_seconds=prefill_seconds,
             decode_seconds=decode_seconds,
             seed=answer.sampling.seed,
+            reused_prompt_tokens=0 if answer.prefix is None else answer.prefix.tokens,
         )
 
     def _seconds(self, answer: _Answer) -> tuple[float, float]:
@@ -251,7 +265,9 @@ class Generations:
 
     def _end(self, answer: _Answer, reason: str) -> None:
         def close() -> None:
-            self._pipeline.close_sequence(answer.sequence_id)
+            self._open -= 1
+            if not (answer.is_finished and self._is_kept(answer)):
+                self._pipeline.close_sequence(answer.sequence_id)
             # Only now: the other ranks hold no more sequences than there are places.
             self._leave_place()
 
@@ -268,6 +284,22 @@ class Generations:
                 finish_reason=reason,
             )
         )
+
+    def _is_kept(self, answer: _Answer) -> bool:
+        """Keep the beginning of the answer's prompt for a while, if it is worth that."""
+        if not self._pipeline.keeps_prefixes or self._prefixes.keep(answer.sequence_id, answer.prompt) == 0:
+            return False
+        asyncio.get_running_loop().call_later(PREFIX_SECONDS_MAX, self._forget, answer.sequence_id)
+        return True
+
+    def _forget(self, sequence_id: str) -> None:
+        if self._prefixes.drop(sequence_id):
+            self._pipeline.close_sequence(sequence_id)
+
+    def _make_room(self) -> None:
+        """Give up what is kept where answers need its place."""
+        while len(self._prefixes) and self._open + len(self._prefixes) > self._at_once:
+            self._forget(self._prefixes.oldest())
 
 
 def _invalid(message: str) -> RpcError:

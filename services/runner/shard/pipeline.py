@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
@@ -23,6 +23,7 @@ from services.runner.shard.engine import Engine, Hidden
 from services.runner.shard.frames import ForwardRequest, Inspector, rank_name
 from services.runner.shard.life import Life
 from services.runner.shard.links import FRAMES_WAITING_MAX, RANK_LOST, Downstream, LinkError, Upstream, blame, together
+from services.runner.shard.prefixes import Prefix
 from services.runner.shard.sampling import Sampled, looks_back
 from services.runner.shard.step_watch import LOOK_SECONDS, StepWatch, effort
 from ullage.v1 import dispatch_service_pb2, runner_service_pb2
@@ -48,6 +49,8 @@ class Pipeline:
         self._inspector = Inspector(assignment)
         self._inbox: asyncio.Queue[ForwardRequest] = asyncio.Queue(FRAMES_WAITING_MAX)
         self._awaited: dict[str, asyncio.Future[Sampled]] = {}
+        self._computing: set[asyncio.Task[Any]] = set()
+        """Those that wait for a step of this rank."""
         self._tokens_received = 0
         self._steps_asked = 0
         self._downstream = Downstream(assignment, clock, self._steps_done) if self._ranks > 1 else None
@@ -100,21 +103,25 @@ class Pipeline:
         sampling: runner_service_pb2.SamplingParameters,
         *,
         wants_token: bool,
+        prefix: Prefix | None = None,
     ) -> Sampled | None:
         """Take `tokens`, the first at `position`, through all ranks; the token after them, if wanted.
 
-        Returns at once after handing them on when no token is wanted. Raises RpcError UNAVAILABLE, naming
-        the rank, when one is lost. Only on the first rank.
+        The first of a sequence are those at 0, or those after `prefix`. Returns at once after handing them on when no
+        token is wanted. Raises RpcError UNAVAILABLE, naming the rank, when one is lost. Only on the first rank.
         """
         self._check_alive()
         result = await self._computed(
-            self._engine.forward_tokens(generation_id, tokens, sampling=sampling, wants_token=wants_token)
+            self._engine.forward_tokens(
+                generation_id, tokens, sampling=sampling, wants_token=wants_token, prefix=prefix
+            )
         )
         if not isinstance(result, Hidden) or self._downstream is None:
             return result if isinstance(result, Sampled) else None
         activation = self._activation(generation_id, position, len(tokens), result, sample=wants_token)
-        if position == 0:
+        if position == 0 or prefix is not None:
             activation.sampling.CopyFrom(sampling)
+            activation.begins_with = prefix.sequence_id if prefix is not None else ""
         if looks_back(sampling):
             activation.token_ids.extend(tokens)
         frame = ForwardRequest(activation=activation)
@@ -163,6 +170,11 @@ class Pipeline:
         if self._downstream is not None:
             self._downstream.send_now(_closed(generation_id))
         self._engine.close_sequence(generation_id)
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether a sequence of this model can begin with what another one has computed."""
+        return self._engine.keeps_prefixes
 
     async def stop(self) -> None:
         """Leave the ring."""
@@ -252,6 +264,7 @@ class Pipeline:
         elif isinstance(result, Hidden):
             passed = self._activation(taken.generation_id, taken.position, taken.tokens, result, sample=taken.sample)
             passed.token_ids.extend(taken.token_ids)
+            passed.begins_with = taken.begins_with
             if taken.HasField("sampling"):
                 passed.sampling.CopyFrom(taken.sampling)
             await self._downstream.send(ForwardRequest(activation=passed))
@@ -268,13 +281,27 @@ class Pipeline:
         downstream.send_now(ForwardRequest(tokens=runner_service_pb2.SampledTokens(tokens=tokens)))
 
     async def _computed(self, step: Awaitable[T]) -> T:
-        """The result of a step on this rank; one that fails takes the shard with it."""
+        """The result of a step on this rank; one that fails takes the shard with it.
+
+        Where the shard fails meanwhile, for the step hangs, it is waited for no longer.
+        """
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - there is no `await` outside of one
+        self._computing.add(task)
         try:
             return await step
+        except asyncio.CancelledError:
+            if not self._life.has_failed:
+                raise
+            task.uncancel()
+            raise self._rank_lost() from None
         except Exception as error:
+            self._computing.discard(task)
             log.error("a step failed", exc_info=error)
             self._life.fail(f"its computation failed: {error}")
             raise self._rank_lost() from error
+        finally:
+            self._computing.discard(task)
 
     async def _guard(self, link: Downstream | Upstream) -> None:
         """Run `link`, and fail the shard when it is lost."""
@@ -342,6 +369,8 @@ class Pipeline:
         for awaited in self._awaited.values():
             if not awaited.done():
                 awaited.set_exception(self._rank_lost())
+        for task in self._computing:
+            task.cancel()
         if self._downstream is not None:
             rank, message = blame(self._life, self._assignment)
             self._downstream.give_up(ForwardRequest(lost=runner_service_pb2.RankLost(rank=rank, message=message)))

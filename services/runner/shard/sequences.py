@@ -12,6 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from services.runner.shard.prefixes import Prefix
 from ullage.v1 import runner_service_pb2
 
 Caches = list[Any]
@@ -62,11 +63,27 @@ class Sequences:
         self._new_caches = new_caches
         self._open: dict[str, OneSequence] = {}
 
-    def begun(self, generation_id: str, sampling: runner_service_pb2.SamplingParameters) -> OneSequence:
-        """The sequence with caches of its own; a new one is opened, to be sampled by `sampling`."""
-        if generation_id not in self._open:
+    def begun(
+        self, generation_id: str, sampling: runner_service_pb2.SamplingParameters, prefix: Prefix | None = None
+    ) -> OneSequence:
+        """The sequence with caches of its own; a new one is opened, to be sampled by `sampling`.
+
+        With `prefix` it begins with these tokens of another open one, which it takes the place of.
+        """
+        if prefix is not None:
+            caches = self._cut(prefix)
+            self._open[generation_id] = OneSequence(sampling, caches, tokens=prefix.tokens)
+        elif generation_id not in self._open:
             self._open[generation_id] = OneSequence(sampling, self._new_caches())
         return self.alone(generation_id)
+
+    def _cut(self, prefix: Prefix) -> Caches:
+        """The caches of an open sequence, which is no more, cut to its beginning."""
+        cut = self.alone(prefix.sequence_id)
+        del self._open[prefix.sequence_id]
+        for cache in cut.caches:
+            cache.trim(cut.tokens - prefix.tokens)
+        return cut.caches
 
     def alone(self, generation_id: str) -> OneSequence:
         """An open sequence with caches of its own."""

@@ -40,6 +40,8 @@ class ShardModel:
         self._pieces = pieces
         self.side_by_side = side_by_side
         """Whether `forward_batch` and `scores_batch` may be used."""
+        self.keeps_prefixes = pieces.keeps_prefixes
+        """Whether `trim` cuts any of the model's caches, this shard's and others', to any beginning of a sequence."""
         self.dtype = dtype
         """The type of activations and KV cache."""
 

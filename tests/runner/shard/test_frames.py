@@ -87,6 +87,18 @@ def test_no_more_sequences_are_taken_than_were_placed_for_until_one_is_over() ->
     inspector.check(activation(generation_id="g2"))
 
 
+def test_a_sequence_begins_with_tokens_of_an_open_one_and_takes_its_place() -> None:
+    inspector = frames.Inspector(assignment())
+    inspector.check(activation())
+    for wrong in ({"position": 3}, {"position": 0}, {"generation_id": "g1", "position": 1}):
+        with pytest.raises(RpcError, match="cannot begin with"):
+            inspector.check(activation(**{"generation_id": "g2", "begins_with": "g1", **wrong}))
+    inspector.check(activation(generation_id="g2", begins_with="g1", position=1))
+    with pytest.raises(RpcError, match="cannot begin with 1 tokens of g1, which has 0"):
+        inspector.check(activation(generation_id="g3", begins_with="g1", position=1))
+    inspector.check(activation(generation_id="g2", position=3, tokens=1))
+
+
 def said(**changes: Any) -> frames.ForwardRequest:
     frame = frames.hello(assignment(rank=0), 1)
     for name, value in changes.items():

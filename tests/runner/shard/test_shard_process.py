@@ -124,6 +124,35 @@ async def test_a_client_that_goes_leaves_the_batch_and_the_others_go_on(tiny: tu
         assert [answer.token_ids for answer in answers] == [whole(folder, prompt, 48) for prompt in prompts]
 
 
+@pytest.mark.parametrize("bounds", [(), (1, 3)])
+async def test_a_prompt_goes_on_from_what_an_earlier_one_began_with_and_gives_the_same_tokens(
+    bounds: tuple[int, ...], tiny: tuple[Path, model_pb2.Model]
+) -> None:
+    folder, model = tiny
+    other = [*LONG_PROMPT[:200], *PROMPT]
+    async with running(folder, model, *bounds, context_tokens=400) as ring:
+        answers = [await ring.generate(tokens=prompt, max_tokens=8) for prompt in (LONG_PROMPT, LONG_PROMPT, other)]
+        assert [answer.summary.reused_prompt_tokens for answer in answers] == [0, 256, 128]
+        assert answers[0].token_ids == answers[1].token_ids == whole(folder, LONG_PROMPT, 8)
+        assert answers[2].token_ids == whole(folder, other, 8)
+        penalised = await ring.generate(tokens=LONG_PROMPT, max_tokens=8, repetition_penalty=1.5)
+        assert penalised.summary.reused_prompt_tokens == 0
+
+
+async def test_what_is_kept_of_prompts_gives_way_to_answers(tiny: tuple[Path, model_pb2.Model]) -> None:
+    folder, model = tiny
+    prompts = [[first, *LONG_PROMPT] for first in range(5)]
+    async with running(folder, model, 2, context_tokens=400, concurrent_sequences=2) as ring:
+        for _ in range(2):
+            # Each stands for one more sequence than the later ranks take.
+            answers = [await ring.generate(tokens=prompt, max_tokens=2) for prompt in prompts]
+            assert [answer.summary.reused_prompt_tokens for answer in answers] == [0] * 5
+        last_two = [await ring.generate(tokens=prompt, max_tokens=2) for prompt in prompts[-2:]]
+        assert [answer.summary.reused_prompt_tokens for answer in last_two] == [256, 256]
+        at_once = await asyncio.gather(*(ring.generate(tokens=prompt, max_tokens=20) for prompt in prompts[:4]))
+        assert [answer.token_ids for answer in at_once] == [whole(folder, prompt, 20) for prompt in prompts[:4]]
+
+
 async def test_a_penalty_looks_back_over_prompt_and_answer_at_any_split(tiny: tuple[Path, model_pb2.Model]) -> None:
     folder, model = tiny
     found = []
