@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,9 @@ from tests.integration.cluster import Cluster, eventually
 from tests.integration.ring import BOUND_SECONDS, LONG_PROMPT, MODEL, PHASES, Ring
 
 pytestmark = pytest.mark.model
+
+OUT_OF_MEMORY_SECONDS_MAX: Final = 90.0
+"""Until a shard has asked for more than it may have."""
 
 LAYERS: Final = {"node-1": 15, "node-2": 15}
 NAMES: Final = tuple(LAYERS)
@@ -169,18 +174,57 @@ def memory_group() -> Iterator[Any]:
     group.rmdir()
 
 
-@pytest.mark.parametrize("phase", ["load", pytest.param("prefill", marks=pytest.mark.faults)])
-def test_a_shard_out_of_memory_is_told_as_that_and_got_over(running: Ring, memory_group: Any, phase: str) -> None:
+HOG: Final = """
+import pathlib, time
+pathlib.Path("/proc/self/oom_score_adj").write_text("-1000")
+print("ready", flush=True)
+input()
+held = []
+while True:
+    held.append(b"x" * 65536)
+    time.sleep(0.01)
+"""
+"""Takes more and more memory, and is never the one the kernel kills for it."""
+
+
+@pytest.fixture
+def hog() -> Iterator[Any]:
+    with subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("phase", ["load", *(pytest.param(phase, marks=pytest.mark.faults) for phase in PHASES[1:])])
+def test_a_shard_out_of_memory_is_told_as_that_and_got_over(
+    running: Ring, memory_group: Any, hog: subprocess.Popen[bytes], phase: str
+) -> None:
     if phase == "load":
         running.release()
         running.place(LAYERS)
-        # What it holds so far is not charged: there is room for the start, and none for the weights.
-        memory_group(running.shard(1), 150 << 20)
-        failure = running.failed(time.monotonic() + BOUND_SECONDS)
-    else:
-        memory_group(running.shard(1), 4 << 20)
-        answer = running.ask(LONG_PROMPT, 4)
-        failure = running.failed(time.monotonic())
+    victim, answer = running.shard(1), None
+    # What a process holds so far is not charged to a group that it enters.
+    match phase:
+        case "load":
+            memory_group(victim, 150 << 20)
+        case "prefill":
+            memory_group(victim, 4 << 20)
+            answer = running.ask(LONG_PROMPT, 4)
+        case "decode":
+            answer = running.ask(tokens=400)
+            answer.has_tokens(3)
+            memory_group(victim, 1 << 20)
+        case _:
+            assert hog.stdin is not None
+            assert hog.stdout is not None
+            hog.stdout.readline()
+            memory_group(victim, 8 << 20)
+            memory_group(psutil.Process(hog.pid), 8 << 20)
+            hog.stdin.write(b"\n")
+            hog.stdin.flush()
+    psutil.wait_procs([victim], timeout=OUT_OF_MEMORY_SECONDS_MAX)
+    failure = running.failed(time.monotonic())
+    hog.kill()
+    if answer is not None:
         answer.wait(BOUND_SECONDS)
         assert "rank 1" in answer.details
 

@@ -71,8 +71,12 @@ class Played:
 
     async def refusal(self, frame: ForwardRequest) -> tuple[grpc.StatusCode, str]:
         """How the stream ends after `frame`."""
+        # A write that meets the end of the stream hides how that came.
+        self.beat.cancel()
         with suppress(grpc.aio.AioRpcError):
             await self.call.write(frame)
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
         return await self.call.code(), await self.call.details()
 
 
