@@ -38,6 +38,10 @@ FAILED_SECONDS_MAX: Final = 5.0
 STRIKE_SECONDS: Final = (10.0, 30.0)
 """Between two kills."""
 
+PROMPT_TOKENS_MAX: Final = 250
+GOES_ON_SHARE: Final = 0.3
+"""Of prompts that begin with the one before."""
+
 GROWTH_BYTES_MAX: Final = 32 << 20
 """Of a runner or the master, from after the first minute to the end."""
 
@@ -49,6 +53,8 @@ class Soak:
     stack: Stack
     random: random.Random
     ends_at: float
+    pause_seconds: float
+    """How long a client rests between two requests, on the average."""
     instance_id: str = ""
     struck_at: float = 0.0
     """When the instance was last broken on purpose."""
@@ -56,6 +62,8 @@ class Soak:
     wrong: list[str] = field(default_factory=list)
     failed_seconds: list[float] = field(default_factory=list)
     resident: dict[str, list[int]] = field(default_factory=dict)
+    prompt: list[int] = field(default_factory=list)
+    """The last one: another may go on from it."""
 
     @property
     def is_over(self) -> bool:
@@ -81,6 +89,7 @@ class Soak:
             except grpc.aio.AioRpcError as error:
                 self._note(instance_id, began, error)
                 await asyncio.sleep(0.5)
+            await asyncio.sleep(self.random.uniform(0, 2 * self.pause_seconds))
 
     def _note(self, instance_id: str, began: float, error: grpc.aio.AioRpcError) -> None:
         """A failure is in order when its instance was broken, or is not there."""
@@ -97,7 +106,7 @@ class Soak:
     async def _one(self, stub: Any, instance_id: str) -> str:
         """One request, to its end or left in the middle."""
         request = runner_service_pb2.GenerateRequest(instance_id=instance_id)
-        request.tokens.token_ids.extend(self.random.choices(range(100, 10_000), k=self.random.randint(1, 300)))
+        request.tokens.token_ids.extend(self._new_prompt())
         request.sampling.max_tokens = self.random.randint(1, 100)
         request.sampling.temperature = self.random.choice([0.0, 1.0])
         leave_after = self.random.randint(1, 50) if self.random.random() < 0.3 else None
@@ -105,10 +114,17 @@ class Soak:
         tokens = 0
         async for response in call:
             tokens += len(response.token_ids)
+            self.seen["began with tokens of an earlier one"] += response.summary.reused_prompt_tokens > 0
             if leave_after is not None and tokens >= leave_after:
                 call.cancel()
                 return "left in the middle"
         return "answered"
+
+    def _new_prompt(self) -> list[int]:
+        goes_on = self.random.random() < GOES_ON_SHARE
+        start = self.prompt[:PROMPT_TOKENS_MAX] if goes_on else []
+        self.prompt = [*start, *self.random.choices(range(100, 10_000), k=self.random.randint(1, PROMPT_TOKENS_MAX))]
+        return self.prompt
 
     async def _strike(self) -> None:
         """Break it, see that this is known in time, and place it again; sometimes release it in peace."""
@@ -167,12 +183,13 @@ class Soak:
         }
 
 
-async def soaked(minutes: float, seed: int) -> dict[str, Any]:
+async def soaked(minutes: float, seed: int, pause_seconds: float) -> dict[str, Any]:
     """The summary of so many minutes."""
     with tempfile.TemporaryDirectory(prefix="ullage-soak-") as state:
         async with started(model_folder(), Path(state), runners=SHARDS) as running:
             began = time.monotonic()
-            soak = Soak(running, random.Random(seed), began + minutes * 60)  # noqa: S311 - repeatable, not secret
+            randomness = random.Random(seed)  # noqa: S311 - repeatable, not secret
+            soak = Soak(running, randomness, began + minutes * 60, pause_seconds)
             await soak.run()
             with contextlib.suppress(TimeoutError):
                 await running.release(soak.instance_id)
@@ -183,9 +200,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="between a client's requests")
     arguments = parser.parse_args()
     logs.configure("soak", level="warning")
-    summary = asyncio.run(soaked(arguments.minutes, arguments.seed))
+    summary = asyncio.run(soaked(arguments.minutes, arguments.seed, arguments.pause))
     print(json.dumps(summary, indent=1))
     return 1 if summary["wrong"] or summary["processes_left"] else 0
 
