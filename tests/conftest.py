@@ -17,6 +17,7 @@ CACHE = TESTS.parent / ".cache"
 SMOLLM2_ID = "smollm2-135m"
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep on one worker the tests of a file, which share fixtures, and those of a folder that share processes."""
     for item in items:
