@@ -57,6 +57,10 @@ changes = st.lists(
 )
 
 
+def named(which: int | str) -> str:
+    return which if isinstance(which, str) else f"n{which}"
+
+
 def change(state: State, number: int, what: tuple[Any, ...]) -> None:
     match what:
         case ("sample", which, available, level):
@@ -72,7 +76,7 @@ def change(state: State, number: int, what: tuple[Any, ...]) -> None:
         case ("run", which, resident):
             add(state, shard_status(model_pb2.SHARD_PHASE_RUNNING, f"i{which}", 0, "n0", resident))
         case ("link", sender, receiver, reachable):
-            link = node_pb2.Link(from_node_id=f"n{sender}", to_node_id=f"n{receiver}", reachable=reachable)
+            link = node_pb2.Link(from_node_id=named(sender), to_node_id=named(receiver), reachable=reachable)
             add(state, event_pb2.Fact(link_measured=event_pb2.LinkMeasured(link=link)))
         case _:
             raise AssertionError(what)
@@ -110,13 +114,42 @@ def test_a_decision_stands_while_its_nodes_can_give_what_was_decided() -> None:
     assert isinstance(request, Request)
     assert layers_by_node(chosen) == {"a": 4}
 
+    def stands_now(*silent: str) -> bool:
+        return stands(chosen, survey, state, request, silent.__contains__)
+
     add(state, *facts_of(Node("a", 19)), *facts_of(Node("b", 0)))
-    assert stands(chosen, survey, roster.survey("m"), request, frozenset())
-    assert not stands(chosen, survey, roster.survey("m"), request, frozenset({"a"}))
+    assert stands_now()
+    assert not stands_now("a")
     add(state, *facts_of(Node("a", 18)))
-    assert not stands(chosen, survey, roster.survey("m"), request, frozenset())
+    assert not stands_now()
     add(state, *facts_of(Node("a", 20)), node_removed("a"))
-    assert not stands(chosen, survey, roster.survey("m"), request, frozenset())
+    assert not stands_now()
+
+
+def test_a_decision_stands_while_each_of_its_ranks_reaches_the_next() -> None:
+    state = state_of([Node("a", 12), Node("b", 12), Node("c", 12)], SHAPE)
+    survey, request = Roster(state).survey("m"), understand(state, spec(max_nodes=2))
+    assert isinstance(request, Request)
+    chosen = decide(survey, request, spec(max_nodes=2), frozenset())
+    assert isinstance(chosen, model_pb2.Placement), chosen.message
+    assert layers_by_node(chosen).keys() == {"a", "b"}
+
+    change(state, 0, ("link", "b", "c", False))
+    assert stands(chosen, survey, state, request, lambda _: False)
+    change(state, 0, ("link", "b", "a", False))
+    assert not stands(chosen, survey, state, request, lambda _: False)
+
+
+def test_a_decision_stands_while_one_that_has_the_models_files_is_heard() -> None:
+    state = state_of([Node("a", 20, models=()), Node("b", 1)], SHAPE)
+    survey, request = Roster(state).survey("m"), understand(state, spec())
+    assert isinstance(request, Request)
+    chosen = decide(survey, request, spec(), frozenset())
+    assert isinstance(chosen, model_pb2.Placement)
+    add(state, *facts_of(Node("a", 20, models=())))
+
+    assert stands(chosen, survey, state, request, lambda _: False)
+    assert not stands(chosen, survey, state, request, lambda node_id: node_id == "b")
 
 
 def test_thousands_of_nodes_are_decided_alike_in_any_order_and_only_the_weightiest_are_kept() -> None:

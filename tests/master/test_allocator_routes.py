@@ -13,7 +13,7 @@ from services.master.allocator import Request, Roster, place, understand
 from services.master.allocator.arrangement import arranged
 from services.master.allocator.case import Case
 from services.master.allocator.demand import Form, Load, demand
-from services.master.allocator.hops import hops
+from services.master.allocator.hops import Way, hops
 from services.master.allocator.problem import Problem
 from services.master.allocator.ranges import Candidate
 from services.master.allocator.refusal import refuse
@@ -99,19 +99,19 @@ def test_whether_many_nodes_hold_a_model_is_found_out_whatever_ways_are_missing(
         assert not graph.missing & set(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
-def problem(rooms: Sequence[int], layers: Sequence[int], links: dict[str, dict[str, node_pb2.Link]]) -> Problem:
+def problem(rooms: Sequence[int], layers: Sequence[int], ways: dict[str, dict[str, Way]]) -> Problem:
     needs = demand(model(layers), FORM, Load(1, 1))
     names = [f"n{i:02}" for i in range(len(rooms))]
     candidates = [Candidate(name, needs, room, room) for name, room in zip(names, rooms, strict=True)]
-    return Problem(tuple(candidates), hops(names, links, token_bytes=0, prompt_bytes=0))
+    return Problem(tuple(candidates), hops(names, ways, token_bytes=0, prompt_bytes=0))
 
 
-def one_way_round(count: int) -> dict[str, dict[str, node_pb2.Link]]:
+def one_way_round(count: int) -> dict[str, dict[str, Way]]:
     """Nodes of which each reaches only the one that follows it."""
     names = [f"n{i:02}" for i in range(count)]
     return {
         sender: {
-            to: node_pb2.Link(from_node_id=sender, to_node_id=to, reachable=(i + 1) % count == j)
+            to: Way(0.001 if (i + 1) % count == j else float("inf"), float("inf"))
             for j, to in enumerate(names)
             if i != j
         }

@@ -149,12 +149,13 @@ class Budgets:
     @cached_property
     def able(self) -> Ints:
         """The rows of the nodes that may get layers, if only one."""
-        return np.flatnonzero((self.left_out == 0) & (self.layers_max > 0))
+        return np.flatnonzero(self.is_able)
 
     @cached_property
-    def able_node_ids(self) -> frozenset[str]:
-        """The nodes that may get layers."""
-        return frozenset(self.survey.node_ids[row] for row in self.able.tolist())
+    def is_able(self) -> Bools:
+        """Which rows these are."""
+        is_able: Bools = (self.left_out == 0) & (self.layers_max > 0)
+        return is_able
 
     def named_among(self, rows: Ints) -> Ints:
         """Those of `rows` that must get layers."""
@@ -163,10 +164,6 @@ class Budgets:
     def row(self, node_id: str) -> int:
         """The row of a node that is there."""
         return self.survey.rows[node_id]
-
-    def room_of(self, node_id: str) -> int:
-        """What a shard may take of one node."""
-        return int(self.room_bytes[self.survey.rows[node_id]])
 
     @cached_property
     def demands(self) -> list[Demand]:

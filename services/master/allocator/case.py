@@ -180,7 +180,7 @@ class Case:
         demand = preferred[0].demand
         ways = hops(
             [candidate.node_id for candidate in preferred],
-            {} if self.view.every_way else self.survey.links,
+            {} if self.view.every_way else self.survey.ways,
             token_bytes=demand.activation_bytes,
             prompt_bytes=demand.prompt_activation_bytes,
         )

@@ -116,6 +116,19 @@ class Exact:
         start = self._spans[last].finish_start(base[best.row], bottleneck=self.bottleneck)
         return (*self._order_to(size - 1, self._source(size, best.row, start), start), last)
 
+    def cost(self, order: Members) -> float:
+        """What this order costs at its best cut; infinite where it cannot hold the model or has no way."""
+        if len(order) == 1:
+            return self._spans[order[0]].alone
+        first, *inner, last = order
+        reached, before = self._spans[first].first[None], first
+        for node in inner:
+            base = self._join(reached, self._onward[before, node])
+            reached, before = self._spans[node].inner(base, bottleneck=self.bottleneck), node
+        base = self._join(reached, self._onward[before, last])
+        ended = self._spans[last].finish(base, bottleneck=self.bottleneck)
+        return float(self._join(ended, self._back[last, first])[0])
+
     def _order_to(self, size: int, row: int, end: int) -> Members:
         level = self._levels[size - 1]
         last = int(level.lasts[row])
@@ -150,7 +163,7 @@ class Exact:
     def _counted(self, seconds: Costs) -> Costs:
         return seconds if self.timed else np.where(np.isfinite(seconds), 0.0, np.inf)
 
-    def _join(self, left: Costs, right: Costs) -> Costs:
+    def _join(self, left: Costs, right: Costs | float) -> Costs:
         joined: Costs = np.maximum(left, right) if self.bottleneck else left + right
         return joined
 

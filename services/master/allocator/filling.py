@@ -23,8 +23,18 @@ FILLED_NODES_MAX: Final = 24
 
 _FIRST, _LAST, _INNER = 0, 1, 2
 
-_TURNS: Final = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 0), (1, 1), (2, 2), (3, 3)))
-"""From which roles given to which a node leads, by the role it takes."""
+_TURNS: Final = (
+    (slice(0, None, 2), slice(1, None, 2)),
+    (slice(0, 2), slice(2, 4)),
+    (slice(0, 4), slice(0, 4)),
+)
+"""From which roles given to which a node leads, by the role it takes: for the first from 0 to 1 and from 2 to 3."""
+
+_ADDED: Final = (1, 2, 0)
+"""What each role adds to the roles given."""
+
+_ENDED: Final = ((_INNER, 3), (_FIRST, 2), (_LAST, 1))
+"""The roles in which a node can be given all that is left, with the roles given before."""
 
 Costs = np.ndarray[tuple[int, int, int], np.dtype[np.float64]]
 """By roles given (1 the first, 2 the last), nodes taken and layers held."""
@@ -52,10 +62,11 @@ class Filling:
         costs[0, 0, 0] = 0.0
         steps: list[Costs] = []
         found: tuple[float, int, int, tuple[int, int, int]] | None = None
-        for i in range(len(self.seconds)):
-            if found is not None and (costs + self._left * self.seconds[i]).min() >= found[0]:
+        for i, seconds in enumerate(self.seconds.tolist()):
+            ahead = costs + self._left * seconds
+            if found is not None and ahead.min() >= found[0]:
                 break  # Slower nodes than this only cost more.
-            ended = self._ended(costs, i)
+            ended = self._ended(ahead, i)
             if ended is not None and (found is None or ended[0] < found[0]):
                 found = (ended[0], i, *ended[1:])
             steps.append(costs)
@@ -65,32 +76,31 @@ class Filling:
     def _taken(self, costs: Costs, i: int) -> Costs:
         """The costs once candidate `i` was skipped or filled."""
         taken = costs.copy()
-        for role in (_FIRST, _LAST, _INNER):
+        for role, (before, after) in enumerate(_TURNS):
             held = int(self.rooms[i, role])
             if 0 < held < self.layers:
                 added = held * self.seconds[i] + self._beside(i, role)
-                for before, after in _TURNS[role]:
-                    better = costs[before, : costs.shape[1] - self._step, : self.layers + 1 - held] + added
-                    target = taken[after, self._step :, held:]
-                    np.minimum(target, better, out=target)
+                better = costs[before, : costs.shape[1] - self._step, : self.layers + 1 - held] + added
+                target = taken[after, self._step :, held:]
+                np.minimum(target, better, out=target)
         return taken
 
-    def _ended(self, costs: Costs, i: int) -> tuple[float, int, tuple[int, int, int]] | None:
-        """The least cost of giving candidate `i` all that is left, in which role, and from where."""
+    def _ended(self, ahead: Costs, i: int) -> tuple[float, int, tuple[int, int, int]] | None:
+        """The least cost of giving candidate `i` all that is left, in which role, and from where.
+
+        `ahead` is what it costs if it takes what is left, but for the way to it.
+        """
         best: tuple[float, int, tuple[int, int, int]] | None = None
-        for role, before in ((_INNER, 3), (_FIRST, 2), (_LAST, 1)):
-            held = int(self.rooms[i, role])
-            low, fewest = max(1, self.layers - held), self._step * max(1, self.size_min - 1)
-            totals = (
-                costs[before, fewest : self.size_max, low : self.layers]
-                + self._left[low : self.layers] * self.seconds[i]
-            )
+        for role, before in _ENDED:
+            low, fewest = max(1, self.layers - int(self.rooms[i, role])), self._step * max(1, self.size_min - 1)
+            totals = ahead[before, fewest : self.size_max, low : self.layers]
             if not totals.size:
                 continue
-            place = np.unravel_index(int(totals.argmin()), totals.shape)
-            total = float(totals[place]) + self._beside(i, role)
-            if np.isfinite(total) and (best is None or total < best[0]):
-                best = (total, role, (before, fewest + int(place[0]), low + int(place[1])))
+            least = int(totals.argmin())
+            total = float(totals.flat[least]) + self._beside(i, role)
+            if total < np.inf and (best is None or total < best[0]):
+                taken, held = divmod(least, totals.shape[1])
+                best = (total, role, (before, fewest + taken, low + held))
         return best
 
     @property
@@ -113,14 +123,12 @@ class Filling:
             before = steps[i]
             if before[place] == steps[i + 1][place]:
                 continue
-            for taken in (_FIRST, _LAST, _INNER):
+            for taken, added in enumerate(_ADDED):
                 held = int(self.rooms[i, taken])
-                origins = [
-                    (start, place[1] - self._step, place[2] - held) for start, end in _TURNS[taken] if end == place[0]
-                ]
-                added = held * self.seconds[i] + self._beside(i, taken)
-                origin = next((at for at in origins if at[2] >= 0 and before[at] + added == steps[i + 1][place]), None)
-                if origin is not None and held > 0:
+                origin = (place[0] - added, place[1] - self._step, place[2] - held)
+                if held < 1 or origin[2] < 0 or place[0] & added != added:
+                    continue
+                if before[origin] + (held * self.seconds[i] + self._beside(i, taken)) == steps[i + 1][place]:
                     roles.setdefault(taken, []).append(i)
                     place = origin
                     break

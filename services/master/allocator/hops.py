@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,28 @@ from ullage.v1 import node_pb2
 HOP_SECONDS: Final = 0.001
 """From one rank to the next where no link was measured: what a hop may cost on a local network."""
 
-Links = Mapping[str, Mapping[str, node_pb2.Link]]
-"""What each node has measured to each other, by their ids."""
 Seconds = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+
+class Way(NamedTuple):
+    """A way from one node to another, as the first has measured it."""
+
+    seconds: float
+    """For a message without content; infinite where there is no way."""
+    bytes_per_second: float
+    """Infinite where it was not measured: content then takes no time of its own."""
+
+
+Ways = Mapping[str, Mapping[str, Way]]
+"""What each node has measured to each other, by their ids."""
+
+
+def way(link: node_pb2.Link) -> Way:
+    """What a link says."""
+    if not link.reachable:
+        return Way(float("inf"), float("inf"))
+    latency = link.latency.seconds + link.latency.nanos / 1e9 if link.HasField("latency") else HOP_SECONDS
+    return Way(latency, float(link.bandwidth_bytes_per_second or "inf"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,30 +69,21 @@ class Hops:
         return Hops(self.onward[rows], self.back[rows])
 
 
-def hops(node_ids: Sequence[str], links: Links, *, token_bytes: float, prompt_bytes: float) -> Hops:
+def hops(node_ids: Sequence[str], ways: Ways, *, token_bytes: float, prompt_bytes: float) -> Hops:
     """The hops among these nodes: `token_bytes` go onward for each token, and `prompt_bytes` of the prompt's."""
     onward = np.full((len(node_ids), len(node_ids)), HOP_SECONDS)
     back = onward.copy()
     places = {node_id: place for place, node_id in enumerate(node_ids)}
-    for sender, row in places.items():
-        measured = links.get(sender)
-        if not measured:
-            continue
-        near = measured if len(measured) < len(places) else places
-        for receiver in near:
-            column, link = places.get(receiver), measured.get(receiver)
-            if column is not None and link is not None:
-                onward[row, column] = _seconds(link, token_bytes + prompt_bytes)
-                back[row, column] = _seconds(link, 0.0)
+    measured = [
+        (place, places[receiver], *found)
+        for place, found_from in ((place, ways[sender]) for sender, place in places.items() if sender in ways)
+        for receiver, found in found_from.items()
+        if receiver in places
+    ]
+    if measured:
+        senders, receivers, seconds, speeds = zip(*measured, strict=True)
+        back[senders, receivers] = seconds
+        onward[senders, receivers] = np.array(seconds) + (token_bytes + prompt_bytes) / np.array(speeds)
     np.fill_diagonal(onward, np.inf)
     np.fill_diagonal(back, np.inf)
     return Hops(onward, back)
-
-
-def _seconds(link: node_pb2.Link, sent_bytes: float) -> float:
-    """How long `sent_bytes` take over `link`."""
-    if not link.reachable:
-        return float("inf")
-    latency = link.latency.seconds + link.latency.nanos / 1e9 if link.HasField("latency") else HOP_SECONDS
-    bandwidth = link.bandwidth_bytes_per_second
-    return latency + (sent_bytes / bandwidth if bandwidth else 0.0)

@@ -7,6 +7,7 @@ Rules this module lives by:
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,7 @@ POOL_NODES_MAX: Final = 40
 NEIGHBOURS_MAX: Final = 4
 """How many of the nearest neighbours of each of the fastest come along."""
 
-BLOCK_NODES: Final = 512
+BLOCK_NODES: Final = 128
 
 ROUTES_NODES_MAX: Final = 256
 """So many of the roomiest take part where some do not reach some others: the very roomiest may lie apart."""
@@ -55,42 +56,34 @@ def promising(budgets: Budgets, *, timed: bool) -> Ints:
 
 
 def _skyband(merits: Floats, rooms: Ints) -> Ints:
-    """The places that the fewest others surpass in both figures."""
+    """The places that the fewest others surpass in both figures; of equals the later is surpassed by the earlier."""
     order = np.lexsort((np.arange(len(merits)), -rooms, -merits))
-    kept = np.empty(0, dtype=np.int64)
+    sorted_rooms = rooms[order]
+    # All that come before are at least as good in the one figure, so only those as roomy surpass.
+    # Of their rooms the largest, ascending, one more than may surpass.
+    best: list[int] = []
+    kept: list[tuple[int, int]] = []
     for start in range(0, len(order), BLOCK_NODES):
-        block = order[start : start + BLOCK_NODES]
-        if len(kept) > BETTER_NODES_MAX:
-            # All that were kept are at least as fast, so only room can set a later one apart.
-            least = np.partition(rooms[kept], -BETTER_NODES_MAX - 1)[-BETTER_NODES_MAX - 1]
-            block = block[rooms[block] > least]
-        kept = np.concatenate([kept, block])
-        kept = kept[_surpassed(merits[kept], rooms[kept]) <= BETTER_NODES_MAX]
-    depths = _surpassed(merits[kept], rooms[kept])
-    return kept[np.lexsort((np.arange(len(kept)), depths))[:POOL_NODES_MAX]]
-
-
-def _surpassed(merits: Floats, rooms: Ints) -> Ints:
-    """By how many each is surpassed; of equals the later by the earlier."""
-    places = np.arange(len(merits))
-    better = (merits[None, :] >= merits[:, None]) & (rooms[None, :] >= rooms[:, None])
-    equal = (merits[None, :] == merits[:, None]) & (rooms[None, :] == rooms[:, None])
-    by: Ints = (better & ~(equal & (places[None, :] >= places[:, None]))).sum(axis=1)
-    return by
+        least = best[0] if len(best) > BETTER_NODES_MAX else -1
+        for place in (np.flatnonzero(sorted_rooms[start : start + BLOCK_NODES] > least) + start).tolist():
+            room = int(sorted_rooms[place])
+            surpassed_by = len(best) - bisect_left(best, room)
+            if surpassed_by <= BETTER_NODES_MAX:
+                kept.append((surpassed_by, int(order[place])))
+                insort(best, room)
+                if len(best) > BETTER_NODES_MAX + 1:
+                    del best[0]
+    chosen = sorted(range(len(kept)), key=lambda place: (kept[place][0], place))[:POOL_NODES_MAX]
+    return np.array([kept[place][1] for place in chosen], dtype=np.int64)
 
 
 def _neighbours(budgets: Budgets, chosen: Ints) -> list[int]:
     """The nodes nearest to the first few of `chosen`, by what these have measured."""
     found: list[int] = []
+    rooms, able = budgets.room_bytes, budgets.is_able
     for row in chosen[:NEIGHBOURS_MAX].tolist():
-        links = budgets.survey.links.get(budgets.survey.node_ids[row])
-        if not links:
-            continue
-        able = budgets.able_node_ids
-        near = sorted(
-            (link.latency.seconds, link.latency.nanos, -budgets.room_of(to), to)
-            for to, link in list(links.items())
-            if link.reachable and to in able
-        )
-        found.extend(budgets.row(to) for *_, to in near[:NEIGHBOURS_MAX])
+        ways = budgets.survey.ways.get(budgets.survey.node_ids[row], {})
+        reached = ((budgets.survey.rows.get(to), way.seconds) for to, way in ways.items() if way.seconds < float("inf"))
+        near = sorted((seconds, -int(rooms[to]), to) for to, seconds in reached if to is not None and able[to])
+        found.extend(to for *_, to in near[:NEIGHBOURS_MAX])
     return found

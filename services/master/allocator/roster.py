@@ -20,7 +20,7 @@ import numpy as np
 
 from services.master.allocator.capacity import ROOM_BYTES_MAX
 from services.master.allocator.demand import Form, form_of
-from services.master.allocator.hops import Links
+from services.master.allocator.hops import Way, Ways, way
 from services.master.state import InstanceRecord, NodeRecord, State
 from ullage.v1 import model_pb2, node_pb2
 
@@ -84,7 +84,6 @@ class Survey:
     """The nodes at one moment."""
 
     sequence: int
-    links_changed_at: int
     node_ids: list[str]
     names: list[str]
     """As people call them; the id where a name is missing, and beside it where that is not unique."""
@@ -109,7 +108,7 @@ class Survey:
     has_model: Bools
     shards: Mapping[int, tuple[Held, ...]]
     """By row; only of nodes that have some."""
-    links: Links
+    ways: Ways
     blocked: Mapping[int, frozenset[str]]
     """By row, the nodes that it tried and did not reach; only of nodes that miss some."""
     instances: Mapping[str, InstanceRecord]
@@ -200,7 +199,9 @@ class Roster:
     _runners: Runners = field(default_factory=lambda: Runners(0))
     _promises: Promises = field(default_factory=lambda: Promises(0))
     _device_free: Known = field(default_factory=lambda: _nothing_known(0))
-    _links: dict[str, dict[str, node_pb2.Link]] = field(default_factory=dict)
+    _links: dict[int, dict[str, node_pb2.Link]] = field(default_factory=dict)
+    """By row, the links that were taken over."""
+    _ways: dict[str, Mapping[str, Way]] = field(default_factory=dict)
     _blocked: dict[int, frozenset[str]] = field(default_factory=dict)
     _links_seen: int = -1
     _forms: dict[Form, int] = field(default_factory=dict)
@@ -214,7 +215,6 @@ class Roster:
         overridden = readings.overridden.copy()
         return Survey(
             sequence=self.state.sequence,
-            links_changed_at=self.state.links_changed_at,
             node_ids=self._node_ids,
             names=self._names,
             friendly_names=self._friendly_names,
@@ -233,7 +233,7 @@ class Roster:
             flops_per_second=runners.speeds[1].copy(),
             has_model=self._having(model_id).copy(),
             shards=dict(promises.shards),
-            links=self._links,
+            ways=dict(self._ways),
             blocked=dict(self._blocked),
             instances=self.state.instances,
             rows=self._rows,
@@ -252,17 +252,25 @@ class Roster:
         for row, record in zip(changed, records, strict=True):
             seen[row] = record.changed_at
         if self._links_seen != self.state.links_changed_at:
-            self._block(changed)
+            self._take_links(changed)
         if any(
             record.identity.friendly_name != self._friendly_names[row]
             for row, record in zip(changed, records, strict=True)
         ):
             self._rename()
 
-    def _block(self, rows: list[int]) -> None:
-        """Take over whom these nodes do not reach."""
+    def _take_links(self, rows: list[int]) -> None:
+        """Take over what these nodes have measured since, and whom they do not reach."""
         for row in rows:
-            missed = frozenset(to for to, link in self._records[row].links.items() if not link.reachable)
+            links, taken = self._records[row].links, self._links.get(row, {})
+            fresh = {to: way(link) for to, link in links.items() if taken.get(to) is not link}
+            if not fresh:
+                continue
+            node_id = self._node_ids[row]
+            self._links[row] = dict(links)
+            # New ones, since surveys that are still looked at have the old.
+            self._ways[node_id] = ways = {**self._ways.get(node_id, {}), **fresh}
+            missed = frozenset(to for to, each in ways.items() if each.seconds == float("inf"))
             if missed:
                 self._blocked[row] = missed
             else:
@@ -280,7 +288,8 @@ class Roster:
         self._membership_seen = self.state.membership_changed_at
         self._readings, self._runners, self._promises = Readings(count), Runners(count), Promises(count)
         self._device_free = _nothing_known(count)
-        self._links = {node_id: self.state.nodes[node_id].links for node_id in node_ids}
+        self._links.clear()
+        self._ways.clear()
         self._blocked.clear()
         self._links_seen = -1
         self._models.clear()

@@ -12,10 +12,8 @@ Rules this module lives by:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.master.allocator.arrangement import arranged
 from services.master.allocator.exact import EXACT_NODES_MAX, Best, Exact
@@ -69,6 +67,30 @@ class Aim:
         )
 
 
+class Weighed(NamedTuple):
+    """A set of nodes at its best, not yet cut."""
+
+    exact: Exact
+    best: Best
+    rank: tuple[float, ...]
+    """The less, the better."""
+
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """The nodes it uses."""
+        return frozenset(self.exact.problem.candidates[i].node_id for i in self.best.members)
+
+    def solution(self) -> Solution:
+        """The set in its best order, cut; in the order in which nodes are preferred, if that is as good."""
+        exact, preferred = self.exact, self.best.members
+        as_good = _digits(exact.cost(preferred)) <= _digits(self.best.cost)
+        order = preferred if as_good else exact.order(self.best)
+        found = solution(exact.problem, order, timed=exact.timed, bottleneck=exact.bottleneck)
+        if found is None:
+            raise ValueError("an order that was weighed cannot be cut")
+        return found
+
+
 def solve(
     problem: Problem,
     objective: model_pb2.Objective.ValueType,
@@ -81,17 +103,13 @@ def solve(
     """
     aim = replace(_aim(objective, kept, speeds_known=problem.speeds_known), runners_up=runners_up)
     if len(problem.candidates) <= EXACT_NODES_MAX:
-        return tuple(_weighed(problem, aim))
-    found: dict[tuple[str, ...], Solution] = {}
-    for solved in _proposed(problem, aim):
-        names = tuple(candidate.node_id for candidate in solved.order)
-        if names not in found or aim.rank(solved) < aim.rank(found[names]):
-            found[names] = solved
+        return tuple(each.solution() for each in _weighed(problem, aim))
+    found = _among_many(problem, aim)
     if not found:
         order = arranged(problem, most=aim.size < 0).order
         last = solution(problem, order, timed=False) if order else None
         return (last,) if last else ()
-    return tuple(sorted(found.values(), key=aim.rank)[: runners_up + 1])
+    return tuple(sorted(found, key=aim.rank)[: runners_up + 1])
 
 
 def _aim(objective: model_pb2.Objective.ValueType, kept: frozenset[str], *, speeds_known: bool) -> Aim:
@@ -107,38 +125,33 @@ def _aim(objective: model_pb2.Objective.ValueType, kept: frozenset[str], *, spee
             return Aim(timed=speeds_known, size=0 if speeds_known else 1, kept=kept)
 
 
-def _weighed(problem: Problem, aim: Aim) -> Iterator[Solution]:
-    """The best sets of a problem small enough to weigh them all."""
+def _weighed(problem: Problem, aim: Aim) -> list[Weighed]:
+    """The best sets of a problem small enough to weigh them all, best first."""
     tolerance = KEPT_UNLESS_BETTER if aim.kept else 1.0
     if aim.runners_up > RUNNERS_UP_MAX:
         tolerance = 0.0  # All of them are asked for, however much worse.
     size = aim.size if tolerance else -1
     exact = Exact(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=size, tolerance=tolerance)
-    best = sorted(exact.sets, key=lambda each: (*aim.rank_of(each, problem), each.members))
-    yield from islice(filter(None, (_ordered(problem, exact, each, aim) for each in best)), aim.runners_up + 1)
+    weighed = [Weighed(exact, best, aim.rank_of(best, problem)) for best in exact.sets]
+    return sorted(weighed, key=lambda each: (each.rank, each.best.members))[: aim.runners_up + 1]
 
 
-def _ordered(problem: Problem, exact: Exact, best: Best, aim: Aim) -> Solution | None:
-    """The set in its best order; as its nodes are preferred, if that is as good."""
-    preferred = solution(problem, best.members, timed=aim.timed, bottleneck=aim.bottleneck)
-    if preferred is not None and (not aim.timed or _as_good(preferred, best, aim)):
-        return preferred
-    return solution(problem, exact.order(best), timed=aim.timed, bottleneck=aim.bottleneck)
-
-
-def _as_good(found: Solution, best: Best, aim: Aim) -> bool:
-    cost = found.bottleneck_seconds if aim.bottleneck else found.seconds_per_token
-    return cost is not None and _digits(cost) <= _digits(best.cost)
-
-
-def _proposed(problem: Problem, aim: Aim) -> Iterable[Solution]:
+def _among_many(problem: Problem, aim: Aim) -> list[Solution]:
     """Solutions among many candidates: each proposal weighed whole, or in its order where it is too large for that."""
+    sets: dict[frozenset[str], Weighed] = {}
+    large: list[Solution] = []
     for proposal in proposals(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=aim.size):
-        if len(proposal) <= EXACT_NODES_MAX:
-            yield from _weighed(problem.among(proposal), aim)
-        else:
+        if len(proposal) > EXACT_NODES_MAX:
             solved = solution(problem, proposal, timed=aim.timed, bottleneck=aim.bottleneck)
-            yield from [solved] if solved is not None else []
+            large += [solved] if solved is not None else []
+            continue
+        for each in _weighed(problem.among(proposal), aim):
+            known = sets.get(each.node_ids)
+            if known is None or each.rank < known.rank:
+                sets[each.node_ids] = each
+    best = sorted(sets.values(), key=lambda each: (each.rank, sorted(each.node_ids)))
+    # How long a token takes in all, which decides between equal bottlenecks, is known only once it is cut.
+    return large + [each.solution() for each in (best if aim.bottleneck else best[: aim.runners_up + 1])]
 
 
 def _digits(seconds: float) -> float:

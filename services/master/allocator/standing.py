@@ -2,33 +2,53 @@
 
 Rules this module lives by:
 - Only the nodes it uses count: that others have changed makes a decision neither wrong nor over-committed.
-- A way that was measured meanwhile may have been seen or not, so that the decision could not be derived again.
+- It costs as much as the decision has nodes, however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
 
 from services.master.allocator.budget import Budgets
 from services.master.allocator.request import Request
-from services.master.allocator.roster import Survey
+from services.master.allocator.roster import Roster, Survey
+from services.master.state import State
 from ullage.v1 import model_pb2
+
+HOLDERS_LOOKED_AT: Final = 8
+"""Of how many nodes with the model's files it is asked whether they are still heard."""
 
 
 def stands(
-    decision: model_pb2.Placement, decided_on: Survey, now: Survey, request: Request, silent_node_ids: Collection[str]
+    decision: model_pb2.Placement,
+    decided_on: Survey,
+    state: State,
+    request: Request,
+    is_silent: Callable[[str], bool],
 ) -> bool:
-    """Every node used may still be used, and still has the bytes; a forced decision asked for no more."""
-    if decided_on.sequence == now.sequence:
+    """Every node used may still be used, reaches the next and has the bytes; a forced decision asked for no more."""
+    if decided_on.sequence == state.sequence:
         return True
-    if decided_on.links_changed_at != now.links_changed_at:
-        return False
-    if any(shard.node_id not in now.rows for shard in decision.shards):
+    used = [shard.node_id for shard in decision.shards]
+    if not state.nodes.keys() >= set(used):
         return False
     if decision.HasField("forced_past"):
         return True
-    budgets = Budgets(now, request, silent_node_ids)
-    return all(_holds(budgets, shard) for shard in decision.shards)
+    # With those that have the files: from them whoever has not fetches its part.
+    among = frozenset([*used, *_holders(decided_on)])
+    now = Roster(state, among).survey(request.model.model_id)
+    budgets = Budgets(now, request, {node_id for node_id in among if is_silent(node_id)})
+    ring = zip(used, [*used[1:], used[0]], strict=True)
+    return all(to not in now.blocked.get(now.rows[sender], ()) for sender, to in ring) and all(
+        _holds(budgets, shard) for shard in decision.shards
+    )
+
+
+def _holders(survey: Survey) -> Iterator[str]:
+    return (survey.node_ids[row] for row in np.flatnonzero(survey.has_model)[:HOLDERS_LOOKED_AT])
 
 
 def _holds(budgets: Budgets, shard: model_pb2.Shard) -> bool:

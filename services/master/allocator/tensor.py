@@ -92,7 +92,7 @@ def _groups_of(case: Case, count: int) -> Iterator[Group]:
     able = able[: 4 * SEEDS_MAX + count]
     ways = hops(
         [case.survey.node_ids[row] for row in able],
-        case.survey.links,
+        case.survey.ways,
         token_bytes=budgets.demands[0].activation_bytes / count,
         prompt_bytes=0.0,
     ).onward

@@ -178,7 +178,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             outcome = await asyncio.to_thread(decide, survey, request, spec, silent)
             if isinstance(outcome, model_pb2.Refusal) or isinstance(request, Complaint):
                 return outcome, silent
-            if stands(outcome, survey, self._survey(spec.model_id), request, self._cluster.silent_node_ids()):
+            if stands(outcome, survey, self._cluster.state, request, self._cluster.silent_node_ids().__contains__):
                 return outcome, silent
             log.info("decided again: nodes changed meanwhile", model=spec.model_id, sequence=survey.sequence)
         request, survey, silent = self._asked(spec)
