@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from services.probe.linux.cgroup import parse_mounts
@@ -51,36 +51,43 @@ class MemoryCgroup:
     """A limit, and the processes under it."""
 
     def __init__(self, limiting: Path, pressure: Path, limit_bytes: int) -> None:
+        """`limiting` sets the limit, and in `pressure` its stalls are counted; one folder in v2.
+
+        In v1 the limit is on a cgroup within one that has none, which is told of what happens below.
+        """
         self.limit_bytes = limit_bytes
         self.pressure_file = pressure / "memory.pressure"
-        self._folders = (limiting, pressure) if limiting != pressure else (limiting,)
-        self._limiting = limiting
+        self.limiting = limiting
+        self.v1_watching = limiting.parent if limiting != pressure else None
+        self._pressure = pressure
 
     def command(self, command: Sequence[str]) -> list[str]:
         """`command`, run in this cgroup."""
-        return _entering(self._folders, command)
+        return _entering({self.limiting, self._pressure}, command)
 
     def watching(self, command: Sequence[str]) -> list[str]:
         """`command`, run where this cgroup's stalls are its own; its limit is not, where these are apart (v1)."""
-        return _entering(self._folders[-1:], command)
+        return _entering({self.v1_watching or self.limiting, self._pressure}, command)
 
     @property
     def usage_bytes(self) -> int:
         """What the kernel counts as used, the file cache too."""
         names = ("memory.usage_in_bytes", "memory.current")
-        return next(int((self._limiting / name).read_text()) for name in names if (self._limiting / name).exists())
+        return next(int((self.limiting / name).read_text()) for name in names if (self.limiting / name).exists())
 
     def remove(self) -> None:
         """Take it away, once its processes are gone."""
-        for folder in self._folders:
+        folders = (self.limiting, self.v1_watching, self._pressure)
+        for folder in filter(None, dict.fromkeys(folders)):
             for _ in range(100):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
+                if not folder.exists():
                     break
                 time.sleep(0.05)
 
 
-def _entering(folders: Sequence[Path], command: Sequence[str]) -> list[str]:
+def _entering(folders: Iterable[Path], command: Sequence[str]) -> list[str]:
     enter = "".join(f"echo $$ > '{folder}/cgroup.procs' && " for folder in folders)
     return ["/bin/sh", "-c", f'{enter}exec "$@"', "sh", *command]
 
@@ -95,11 +102,12 @@ def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
     if v2 is None:
         raise Unavailable("the kernel has no cgroup v2, which keeps the stalls")
     name = f"ullage-test-{os.getpid()}"
-    limiting, pressure = Path(str((v1 or v2).point)) / name, Path(str(v2.point)) / name
+    pressure = Path(str(v2.point)) / name
+    limiting = Path(str(v1.point)) / name / "limited" if v1 is not None else pressure
     made = MemoryCgroup(limiting, pressure, limit_bytes)
     try:
         for folder in {limiting, pressure}:
-            folder.mkdir()
+            folder.mkdir(parents=True)
         limit = limiting / ("memory.limit_in_bytes" if v1 else "memory.max")
         limit.write_text(str(limit_bytes))
         made.pressure_file.read_text()

@@ -105,6 +105,8 @@ class Reading(NamedTuple):
     """Times this process's cgroup was held at its limit, since it was made."""
     stall_alarm: bool = False
     """The kernel's own trigger fired since the last reading: work stalled for long enough within its window."""
+    reclaim_alarm: bool = False
+    """This process's v1 cgroup announced since the last reading that little of its memory can be taken back."""
     arc_bytes: int | None = None
     """What ZFS's cache gives back when asked, which is not in what the kernel calls available."""
     huge_pages_bytes: int | None = None

@@ -40,6 +40,7 @@ def critical_bound_bytes(total_bytes: int) -> int:
 
 
 _ALARM: Final = Reason(WARNING, "psi_trigger", "the kernel's trigger: some work waited for memory for 15 % of 2 s")
+_RECLAIM: Final = Reason(WARNING, "reclaim", "most of what the kernel would take back in the cgroup cannot be had")
 
 
 class Before(NamedTuple):
@@ -90,9 +91,11 @@ class RoomSigns:
         return Reason(CRITICAL if critical else WARNING, "available", detail)
 
     def _stall_reasons(self) -> list[Reason]:
-        """What the stalls of this reading say, were they to last."""
+        """What the stalls of this reading say, were they to last; as short a look is the alarm of a v1 cgroup."""
         some, full, lately = self._some_pct, self._full_pct, self._full_lately_pct
         reasons: list[Reason] = []
+        if self._reading.reclaim_alarm and not self._ample:
+            reasons.append(_RECLAIM)
         if not (some or full or lately):
             return reasons
         if full >= FULL_CRITICAL_PCT or lately >= FULL_CRITICAL_PCT:

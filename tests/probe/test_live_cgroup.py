@@ -79,27 +79,45 @@ def signals(sample: node_pb2.MemorySample) -> set[str]:
 
 
 async def test_a_probe_in_a_cgroup_tells_the_room_the_cache_and_the_stalls(tmp_path: Path) -> None:
-    large = uncached_file(tmp_path / "large", LIMIT)
-    small = uncached_file(tmp_path / "small", 64 * MIB)
     try:
         with memory_cgroup(LIMIT) as group:
             async with probe(group, tmp_path) as watched:
-                actor = Actor(group)
-                try:
-                    await _fills_up(watched, actor, group, small)
-                    await _is_pressed(watched, actor, large)
-                finally:
-                    actor.end()
-                await _comes_back(watched)
+                ended_s = await _is_filled_and_pressed(watched, group, tmp_path)
+                await _leaves_critical(watched, ended_s)
     except Unavailable as error:
         pytest.skip(str(error))
 
 
+@pytest.mark.holds
+async def test_a_level_comes_back_through_both_of_its_holds(tmp_path: Path) -> None:
+    try:
+        with memory_cgroup(LIMIT) as group:
+            async with probe(group, tmp_path) as watched:
+                ended_s = await _is_filled_and_pressed(watched, group, tmp_path)
+                await _leaves_critical(watched, ended_s)
+                await watched.until(lambda sample: sample.pressure_level == NORMAL, 90)
+                assert time.monotonic() - ended_s >= 40
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+async def _is_filled_and_pressed(watched: Watched, group: MemoryCgroup, folder: Path) -> float:
+    """When that ended, by the monotonic clock."""
+    large, small = uncached_file(folder / "large", LIMIT), uncached_file(folder / "small", 64 * MIB)
+    actor = Actor(group)
+    try:
+        await _fills_up(watched, actor, group, small)
+        await _is_pressed(watched, actor, large)
+    finally:
+        actor.end()
+    return time.monotonic()
+
+
 async def _fills_up(watched: Watched, actor: Actor, group: MemoryCgroup, file: Path) -> None:
-    before = await watched.next()
+    # The machine's own stalls count too, and it may have had some just now.
+    before = await watched.until(lambda sample: sample.pressure_level == NORMAL, 90)
     assert (before.ram_total_bytes, before.cgroup_limit_bytes) == (LIMIT, LIMIT)
     assert node_pb2.MEMORY_FLAG_CGROUP_LIMITED in before.flags
-    assert before.pressure_level == NORMAL
 
     actor.hold(96 * MIB)
     holding = await watched.next()
@@ -111,7 +129,7 @@ async def _fills_up(watched: Watched, actor: Actor, group: MemoryCgroup, file: P
     cached = await watched.next()
     assert group.usage_bytes - used_bytes > 48 * MIB
     assert abs(cached.ram_available_bytes - holding.ram_available_bytes) < HICCUP
-    assert cached.pressure_level == NORMAL
+    assert not signals(cached) & {"available", "oom_kill", "cgroup_limit", "reclaim"}
 
     actor.hold(104 * MIB)
     full = await watched.next()
@@ -120,20 +138,16 @@ async def _fills_up(watched: Watched, actor: Actor, group: MemoryCgroup, file: P
 
 async def _is_pressed(watched: Watched, actor: Actor, file: Path) -> None:
     actor.press(file)
-    pressed = await watched.until(lambda sample: sample.pressure_level == CRITICAL, 60)
+    pressed = await watched.until(lambda sample: sample.pressure_level == CRITICAL and sample.stall_full_pct >= 20, 60)
     assert "psi_full" in signals(pressed)
-    assert pressed.stall_full_pct >= 20
     assert pressed.pressure_pct >= 80
     assert (pressed.strict_available_bytes, pressed.ceiling_available_bytes) == (0, 0)
 
 
-async def _comes_back(watched: Watched) -> None:
-    ended_s = time.monotonic()
-    warned = await watched.until(lambda sample: sample.pressure_level == WARNING, 30)
+async def _leaves_critical(watched: Watched, ended_s: float) -> None:
+    warned = await watched.until(lambda sample: sample.pressure_level == WARNING, 60)
     assert time.monotonic() - ended_s >= 10
     assert "hold" in signals(warned)
-    await watched.until(lambda sample: sample.pressure_level == NORMAL, 60)
-    assert time.monotonic() - ended_s >= 40
 
 
 def test_what_a_test_makes_it_takes_away() -> None:

@@ -340,6 +340,13 @@ def test_stalls_count_whoever_caused_them() -> None:
     assert levels(ours)[-1] == CRITICAL
 
 
+def test_what_a_v1_cgroup_announces_counts_when_it_is_seen_again_and_there_is_no_ample_room() -> None:
+    hard = reading(5, reclaim_alarm=True)
+    assert levels([reading(5), hard, reading(5), hard, hard]) == [NORMAL] * 4 + [WARNING]
+    assert signals(judged([hard, hard])[-1]) == ["reclaim"]
+    assert levels([reading(15, reclaim_alarm=True)] * 3) == [NORMAL] * 3
+
+
 def test_the_kernels_trigger_needs_no_second_look() -> None:
     verdicts = judged([reading(5, host_stall=stalled(0)), reading(5, host_stall=stalled(0), stall_alarm=True)])
     assert [verdict.level for verdict in verdicts] == [NORMAL, WARNING]

@@ -172,6 +172,8 @@ class Cgroups:
         self.stall_files = [v2[0] / "memory.pressure"] if inside else []
         self.event_files = [v2[0] / dialect.events] if inside and dialect is V2 else []
         """What can be watched for changes, where it exists."""
+        self.v1_folder = v1[0] if v1 else None
+        """The process's own v1 cgroup, which announces instead."""
         self._dialect = dialect
         self._limited: list[_Level] = []
         self._rooms_until_limits = 0

@@ -32,7 +32,7 @@ class LinuxSampler:
         self._cgroups = Cgroups(root, failures)
         # The process's own cgroup before the machine: its neighbours' stalls are not its own.
         stall_files = [*self._cgroups.stall_files, root / "proc/pressure/memory"]
-        self.alarms = Alarms(stall_files, self._cgroups.event_files, failures)
+        self.alarms = Alarms(stall_files, self._cgroups.event_files, failures, self._cgroups.v1_folder)
 
     def read(self) -> Reading:
         """The memory now. Never raises: what cannot be read is absent, and was counted."""
@@ -59,6 +59,7 @@ class LinuxSampler:
             oom_events=events.oom,
             limit_events=events.limit,
             stall_alarm=self.alarms.stalled(),
+            reclaim_alarm=self.alarms.hard_to_reclaim(),
             arc_bytes=self._arc_bytes(),
             huge_pages_bytes=memory.huge_pages_bytes,
             clamped=(available, free, swap) != (memory.available_bytes, memory.free_bytes, memory.swap_free_bytes),
