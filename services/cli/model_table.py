@@ -92,8 +92,11 @@ def stored_bytes(model: model_pb2.Model) -> int:
 
 
 def kv_elements(model: model_pb2.Model, context_tokens: int) -> int:
-    """Numbers the KV cache of one sequence holds, over all layers, at the step the runtime allocates by."""
-    return sum(layer.kv_elements_per_token * _kept_tokens(model, layer, context_tokens) for layer in model.layers)
+    """Numbers kept of one sequence, over all layers: its states, and its KV cache by the step it is allocated in."""
+    return sum(
+        layer.kv_elements_per_token * _kept_tokens(model, layer, context_tokens) + layer.state_elements
+        for layer in model.layers
+    )
 
 
 def _kept_tokens(model: model_pb2.Model, layer: model_pb2.Layer, context_tokens: int) -> int:

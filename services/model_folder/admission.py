@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.model_folder import kv_cache
+from services.model_folder import kv_cache, states
 from services.model_folder.kv_cache import ElementsRule, WindowsRule
+from services.model_folder.states import StatesRule
 
 FULL: Final = frozenset({"full_attention"})
 FULL_OR_SLIDING: Final = frozenset({"full_attention", "sliding_attention"})
@@ -24,17 +25,25 @@ class Architecture:
 
     kv_elements: ElementsRule = kv_cache.heads
     windows: WindowsRule = kv_cache.no_windows
+    states: StatesRule = states.none
     kinds: frozenset[str] = FULL
     """What config.json's layer_types, where there are any, may name."""
     module: str = ""
     """The runtime's module for it, where that is not named like the type."""
     side_by_side: bool = True
     """Whether the runtime can take several sequences, of different lengths, further in one step."""
+    attends: bool = True
+    """Without any layer that does, config.json names neither heads nor a longest context."""
     short_of_window: bool = False
     """The runtime ignores the model's windows, so a context must not reach beyond one."""
 
 
 _HEADS: Final = Architecture()
+_LINEAR: Final = frozenset({"full_attention", "linear_attention"})
+_CONVOLVED: Final = Architecture(
+    states=states.where(states.not_full_attention, states.short_convolution),
+    kinds=frozenset({"full_attention", "conv"}),
+)
 _LATENT: Final = Architecture(kv_elements=kv_cache.latent)
 _UNFOLDED: Final = Architecture(kv_elements=kv_cache.latent_unfolded)
 _BY_KIND: Final = Architecture(windows=kv_cache.by_layer_types, kinds=FULL_OR_SLIDING)
@@ -49,6 +58,7 @@ ADMITTED: Final[Mapping[str, Architecture]] = {
     "afmoe": _BY_KIND,
     "apertus": _HEADS,
     "bailing_moe": _HEADS,
+    "bailing_moe_v3": Architecture(kv_elements=kv_cache.latent, states=states.where(states.by_groups, states.kda)),
     "cohere": _HEADS,
     "cohere2": _sliding(kv_cache.by_pattern(4)),
     "deepseek": _HEADS,
@@ -61,6 +71,7 @@ ADMITTED: Final[Mapping[str, Architecture]] = {
     "exaone": _HEADS,
     "exaone4": _sliding(kv_cache.by_letters),
     "exaone_moe": _BY_KIND,
+    "falcon_h1": Architecture(states=states.everywhere(states.mamba2_heads, attends=True)),
     "gemma": _HEADS,
     "gemma2": Architecture(kinds=FULL_OR_SLIDING, short_of_window=True, side_by_side=False),
     "gemma3_text": _sliding(kv_cache.by_pattern(6)),
@@ -74,14 +85,29 @@ ADMITTED: Final[Mapping[str, Architecture]] = {
     "gpt_oss": _sliding(kv_cache.by_layer_types_or(lambda place: place % 2 == 0)),
     "granite": _HEADS,
     "granitemoe": _HEADS,
+    "granitemoehybrid": Architecture(
+        states=states.where(states.mamba_by_types, states.mamba2_heads), kinds=frozenset({"mamba", "attention"})
+    ),
     "helium": _HEADS,
     "hunyuan_v1_dense": _HEADS,
     "internlm2": _HEADS,
     "internlm3": _HEADS,
+    "jamba": Architecture(states=states.where(states.mamba_by_blocks, states.mamba_expanded)),
+    "kimi_linear": Architecture(
+        kv_elements=kv_cache.latent, states=states.where(states.by_linear_config, states.kda_apart)
+    ),
     "laguna": _BY_KIND,
+    "lfm2": _CONVOLVED,
+    "lfm2_moe": _CONVOLVED,
     "lille-130m": _HEADS,
     "llama": _BY_KIND,
     "longcat_flash": Architecture(kv_elements=kv_cache.latent_twice),
+    "mamba": Architecture(
+        kv_elements=kv_cache.nothing, states=states.everywhere(states.mamba, attends=False), attends=False
+    ),
+    "mamba2": Architecture(
+        kv_elements=kv_cache.nothing, states=states.everywhere(states.mamba2, attends=False), attends=False
+    ),
     "mellum": _BY_KIND,
     "mimo": _HEADS,
     "mimo_v2_flash": Architecture(windows=kv_cache.by_hybrid_pattern),
@@ -105,6 +131,12 @@ ADMITTED: Final[Mapping[str, Architecture]] = {
     "qwen2_moe": _HEADS,
     "qwen3": _HEADS,
     "qwen3_moe": _HEADS,
+    "qwen3_next": Architecture(states=states.where(states.by_interval, states.delta), kinds=_LINEAR),
+    "recurrent_gemma": Architecture(
+        kv_elements=kv_cache.one_head,
+        windows=kv_cache.by_attention_window,
+        states=states.where(states.by_block_types, states.recurrence),
+    ),
     "seed_oss": _HEADS,
     "smollm3": _HEADS,
     "solar_open": _HEADS,
@@ -116,7 +148,7 @@ ADMITTED: Final[Mapping[str, Architecture]] = {
     "youtu_llm": _UNFOLDED,
 }
 
-_STATE: Final = "a state of constant size beside its caches, which is not in what a shard is promised yet"
+_PLACE: Final = "its layers that keep a state ask others, which may be on another rank, for the place in the sequence"
 _PICTURES: Final = "it wraps a language model with one for pictures, which is not read here yet"
 _SIZES: Final = "its config.json names its sizes in a way of its own, which is not read here yet"
 _SHARED: Final = "its layers hand more than a hidden state to the next one"
@@ -126,14 +158,12 @@ _CACHES: Final = "its caches are not one for each layer"
 
 REFUSED: Final[Mapping[str, str]] = {
     "afm7": _CACHES,
-    "baichuan_m1": _STATE,
-    "bailing_hybrid": _STATE,
-    "bailing_moe_linear": _STATE,
-    "bailing_moe_v3": _STATE,
+    "baichuan_m1": "the runtime makes no head for it where that is tied",
+    "bailing_hybrid": _PLACE,
+    "bailing_moe_linear": _PLACE,
     "bitnet": "its products exist for Metal only",
     "dbrx": _SIZES,
     "deepseek_v41": _SHARED,
-    "falcon_h1": _STATE,
     "gear": "no model of this type was at hand to see what its config.json says",
     "gemma3": _PICTURES,
     "gemma3n": _PICTURES,
@@ -141,22 +171,15 @@ REFUSED: Final[Mapping[str, str]] = {
     "gemma4_text": _SHARED,
     "gpt_bigcode": _SIZES,
     "gptj": "the runtime calls its layers in a way of its own, which is not followed here yet",
-    "granitemoehybrid": _STATE,
     "hunyuan": _SHARED,
     "iquestloopcoder": _LOOPS,
-    "jamba": _STATE,
     "kimi_k25": _PICTURES,
     "kimi_k3": _PICTURES,
-    "kimi_linear": _STATE,
     "kimi_vl": _PICTURES,
-    "lfm2": _STATE,
     "lfm2-vl": _PICTURES,
-    "lfm2_moe": _STATE,
     "llama4": _PICTURES,
     "llama4_text": "the runtime keeps its caches in chunks, which no test with a chunk's length covers yet",
     "longcat_flash_ngram": _CACHES,
-    "mamba": _STATE,
-    "mamba2": _STATE,
     "minimax_m3_vl": _PICTURES,
     "mistral3": _PICTURES,
     "muse_glimmer": "no model of this type was at hand to see what its config.json says",
@@ -165,23 +188,21 @@ REFUSED: Final[Mapping[str, str]] = {
     "nemotron-nas": _CACHES,
     "nemotron_h": _CACHES,
     "olmo": "the runtime needs a package for it that is not installed",
-    "olmo_hybrid": _STATE,
+    "olmo_hybrid": _PLACE,
     "openelm": _SIZES,
     "phi3small": "the runtime crashes on a processor without Metal",
     "phixtral": _SIZES,
     "pixtral": _PICTURES,
     "plamo": _NESTED,
-    "plamo2": _STATE,
+    "plamo2": _NESTED,
     "plamo3": _NESTED,
-    "prism_hadamard_qwen35": _STATE,
+    "prism_hadamard_qwen35": _PICTURES,
     "qwen2_vl": _PICTURES,
-    "qwen3_5": _STATE,
-    "qwen3_5_moe": _STATE,
-    "qwen3_next": _STATE,
+    "qwen3_5": _PICTURES,
+    "qwen3_5_moe": _PICTURES,
     "qwen3_vl": _PICTURES,
     "qwen3_vl_moe": _PICTURES,
-    "recurrent_gemma": _STATE,
-    "rwkv7": _STATE,
+    "rwkv7": _SHARED,
     "talkie": "its layers also take what came out of the embedding",
 }
 """The runtime's other types, and what stands in the way of each."""

@@ -28,10 +28,10 @@ UNUSED: Final = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.a
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _EMBEDDING: Final = re.compile(
-    r"(?:^|\.)(?:embed_tokens|embed_in|wte|wpe|word_embeddings|tok_embeddings|embedding)\.[a-z]+$"
+    r"(?:^|\.)(?:embed_tokens|embed_in|wte|wpe|word_embeddings|tok_embeddings|embeddings?)\.[a-z]+$"
 )
 _HEAD: Final = re.compile(
-    r"(?:^|\.)(?:norm|norm_f|ln_f|final_layernorm|final_layer_norm|final_norm|lm_head|embed_out|output)\.[a-z]+$"
+    r"(?:^|\.)(?:norm|norm_f|ln_f|final_layernorm|final_layer_norm|final_norm|embedding_norm|lm_head|embed_out|output)\.[a-z]+$"
 )
 _EXPERTS: Final = re.compile(r"\.(?:experts|switch_mlp)\.(?:(\d+)\.)?|\.block_sparse_moe\.(?:input|output)_linear\.")
 """Tensors of the experts a token is sent to: one expert's by its number, else those of all, one behind the other."""

@@ -12,9 +12,14 @@ from services.model_folder.admission import ADMITTED, refusal
 from services.model_folder.errors import ModelFolderError
 from services.model_folder.kv_cache import head_dim, kv_heads
 from services.model_folder.sizes import CONFIG_FILE, size
+from services.model_folder.states import Keeps
 
 LAYERS_MAX: Final = 10_000
 """Far above any model; what is told of each layer must not fill the memory for a damaged number."""
+
+
+_WITHOUT_ATTENTION: Final[Mapping[str, Any]] = {"num_attention_heads": 1, "max_position_embeddings": 1 << 20}
+"""For models none of whose layers attends: their memory does not grow, so that any context would do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Config:
     """Numbers one token leaves in a layer's cache."""
     kv_windows_tokens: tuple[int | None, ...]
     """For each layer the most tokens its KV cache keeps, or None where it keeps all."""
+    keeps: tuple[Keeps, ...]
+    """Which layers have a KV cache, and which a state."""
 
 
 def read_config(folder: Path) -> Config:
@@ -81,6 +88,8 @@ def _config(model_type: str, values: Mapping[str, Any]) -> Config:
     architecture = ADMITTED[model_type]
     layers = size(values, "num_hidden_layers", largest=LAYERS_MAX)
     hidden_size = size(values, "hidden_size")
+    if not architecture.attends:
+        values = {**_WITHOUT_ATTENTION, **values}
     context_tokens_max = size(values, "max_position_embeddings")
     if architecture.short_of_window:
         context_tokens_max = min(context_tokens_max, size(values, "sliding_window", default=context_tokens_max))
@@ -105,6 +114,7 @@ def _config(model_type: str, values: Mapping[str, Any]) -> Config:
         experts_per_token=size(values, "num_experts_per_tok", default=0) or None,
         kv_elements=architecture.kv_elements(values),
         kv_windows_tokens=architecture.windows(values, layers),
+        keeps=architecture.states(values, layers),
     )
 
 

@@ -33,9 +33,15 @@ def weigh(folder: Path, *, model_id: str, source: str, digest: str) -> model_pb2
         weights = _weights_by_shape(config, tensors)
     else:
         weights = by_name.weigh(config, tensors)
+    kept = zip(weights.layers, config.kv_windows_tokens, config.keeps, strict=True)
     layers = [
-        model_pb2.Layer(weight=weight, kv_elements_per_token=config.kv_elements, kv_window_tokens=window_tokens)
-        for weight, window_tokens in zip(weights.layers, config.kv_windows_tokens, strict=True)
+        model_pb2.Layer(
+            weight=weight,
+            kv_elements_per_token=config.kv_elements if keeps.attends else 0,
+            kv_window_tokens=window_tokens if keeps.attends else None,
+            state_elements=keeps.state_elements,
+        )
+        for weight, window_tokens, keeps in kept
     ]
     return model_pb2.Model(
         model_id=model_id,

@@ -26,6 +26,16 @@ def heads(values: Values) -> int:
     return 2 * kv_heads(values) * head_dim(values)
 
 
+def one_head(values: Values) -> int:
+    """A key and a value that all heads share."""
+    return 2 * head_dim(values)
+
+
+def nothing(_: Values) -> int:
+    """No layer attends."""
+    return 0
+
+
 def every_head(values: Values) -> int:
     """A key and a value for every head, whatever num_key_value_heads says."""
     return 2 * size(values, "num_attention_heads") * head_dim(values)
@@ -115,6 +125,11 @@ def by_hybrid_pattern(values: Values, layers: int) -> tuple[int | None, ...]:
     if not isinstance(marks, list) or len(marks) != layers:
         raise ModelFolderError(f"hybrid_layer_pattern in {CONFIG_FILE} must mark {layers} layers: copy it again")
     return _where([mark == 1 for mark in marks], {"sliding_window": values.get("sliding_window_size")})
+
+
+def by_attention_window(values: Values, layers: int) -> tuple[int | None, ...]:
+    """Every layer that attends does so over attention_window_size tokens."""
+    return (size(values, "attention_window_size"),) * layers
 
 
 def _where(slides: list[bool], values: Values) -> tuple[int | None, ...]:

@@ -17,7 +17,7 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "intermediate_size": ("n_inner", "ffn_hidden_size"),
     "num_attention_heads": ("n_head",),
     "num_key_value_heads": ("n_kv_heads", "num_attention_groups"),
-    "max_position_embeddings": ("n_positions", "block_size"),
+    "max_position_embeddings": ("n_positions", "block_size", "model_max_length"),
     "num_experts_per_tok": ("experts_per_token", "moe_k", "moe_topk", "moe_top_k"),
     "moe_intermediate_size": ("expert_ffn_hidden_size",),
 }

@@ -152,9 +152,9 @@ def test_a_folder_of_the_users_own_is_never_replaced(
 def test_a_model_that_cannot_run_leaves_nothing_behind(
     tmp_path: Path, models: Path, known: KnownModels, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad = tiny_models.write(tmp_path / "bad", model_type="mamba")
+    bad = tiny_models.write(tmp_path / "bad", model_type="rwkv7")
     assert run(["models", "add", str(bad)]) == 1
-    assert "error (MODEL_INVALID): architecture 'mamba' cannot be split over nodes yet" in capsys.readouterr().err
+    assert "error (MODEL_INVALID): architecture 'rwkv7' cannot be split over nodes yet" in capsys.readouterr().err
     assert (list(models.iterdir()), known.models) == ([], {})
 
 

@@ -205,6 +205,18 @@ def test_a_sliding_window_keeps_the_window_and_the_chunk_that_goes_through() -> 
     assert chosen.shards[0].bytes.kv_bytes == 4 * (768 + 4096)
 
 
+def test_a_state_of_constant_size_is_charged_for_each_sequence_whatever_the_context() -> None:
+    shape = model([1000, 1000], kv=1, kv_allocation_step_tokens=256)
+    shape.layers[0].kv_elements_per_token = 0
+    shape.layers[0].state_elements = 5000
+    asked = {
+        context: decision([Node("a", GIB, element_bytes=2)], shape, context_tokens=context) for context in (1, 512)
+    }
+
+    kept = {context: chosen.shards[0].bytes.kv_bytes for context, chosen in asked.items()}
+    assert kept == {1: 4 * 5000 + 2 * 256, 512: 4 * 5000 + 2 * 512}
+
+
 def test_a_cpu_is_charged_for_the_scores_of_attention_which_metal_never_holds() -> None:
     shape = model([1000], hidden_size=64, intermediate_size=128, attention_heads=9, vocabulary_size=1000)
     on_cpu = decision([Node("a", GIB, device="cpu", element_bytes=4)], shape, context_tokens=2048)

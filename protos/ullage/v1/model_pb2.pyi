@@ -276,10 +276,13 @@ class Layer(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     KV_ELEMENTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     KV_WINDOW_TOKENS_FIELD_NUMBER: _builtins.int
+    STATE_ELEMENTS_FIELD_NUMBER: _builtins.int
     kv_elements_per_token: _builtins.int
     """Numbers (not bytes) one token leaves in this layer's KV cache."""
     kv_window_tokens: _builtins.int
     """The most tokens the cache keeps, for layers that slide a window; absent when it keeps all."""
+    state_elements: _builtins.int
+    """Numbers (not bytes) of the state this layer keeps of a sequence, however long that is; 0 when it keeps none."""
     @_builtins.property
     def weight(self) -> Global___Weight: ...
     def __init__(
@@ -288,10 +291,11 @@ class Layer(_message.Message):
         weight: Global___Weight | None = ...,
         kv_elements_per_token: _builtins.int = ...,
         kv_window_tokens: _builtins.int | None = ...,
+        state_elements: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kv_window_tokens", b"_kv_window_tokens", "kv_window_tokens", b"kv_window_tokens", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_window_tokens", b"_kv_window_tokens", "kv_elements_per_token", b"kv_elements_per_token", "kv_window_tokens", b"kv_window_tokens", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kv_window_tokens", b"_kv_window_tokens", "kv_elements_per_token", b"kv_elements_per_token", "kv_window_tokens", b"kv_window_tokens", "state_elements", b"state_elements", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kv_window_tokens: _TypeAlias = _typing.Literal["kv_window_tokens"]  # noqa: Y015
     _WhichOneofArgType__kv_window_tokens: _TypeAlias = _typing.Literal["_kv_window_tokens", b"_kv_window_tokens"]  # noqa: Y015

@@ -249,7 +249,9 @@ def _sequence_kv_bytes(model: model_pb2.Model, layer: model_pb2.Layer, form: For
         # While a prompt is taken in, a sliding cache holds its window and the chunk that goes through it.
         tokens = min(tokens, layer.kv_window_tokens + PREFILL_CHUNK_TOKENS)
     step = max(1, model.kv_allocation_step_tokens)
-    return layer.kv_elements_per_token * form.element_bytes * (-(-tokens // step) * step)
+    # A state is kept in 4-byte numbers where it matters, whatever the device computes in.
+    state_bytes = layer.state_elements * FLOAT32_BYTES
+    return layer.kv_elements_per_token * form.element_bytes * (-(-tokens // step) * step) + state_bytes
 
 
 def _chunk_bytes(model: model_pb2.Model, form: Form, context_tokens: int) -> int:

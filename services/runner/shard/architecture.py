@@ -171,6 +171,7 @@ class Pieces:
         self._model = _with_inner(model, path, self._finished)
         caches = self._all_caches()
         self._mirrors = _mirrors(caches, cut)
+        self._empty = caches
         # Others forget what leaves their window, or keep one state for all that came.
         self.keeps_prefixes = all(type(cache) is runtime_module("cache").KVCache for cache in caches)
 
@@ -186,11 +187,18 @@ class Pieces:
         if not self._cut.is_first:
             self._first.given = inputs
             tokens = mx.full(inputs.shape[:2], _ANY_TOKEN, dtype=mx.int32)
-        after: mx.array = self._inner(tokens, cache=[caches[mirror] for mirror in self._mirrors])
+        after: mx.array = self._inner(tokens, cache=self._caches_everywhere(caches))
         made = after if self._last.made is None or self._cut.is_last else self._last.made
         # Else what was made here for one chunk would be kept until the next.
         self._first.given = self._first.made = self._last.made = None
         return made
+
+    def _caches_everywhere(self, caches: Sequence[Any]) -> list[Any]:
+        """A cache for each layer of the model."""
+        return [
+            empty if mirror is None else caches[mirror]
+            for mirror, empty in zip(self._mirrors, self._empty, strict=True)
+        ]
 
     def scores(self, hidden: mx.array) -> mx.array:
         """The scores of the tokens that follow each row of `hidden`. Only on the last rank."""
@@ -249,14 +257,20 @@ def _parts(model: Any, cut: Cut) -> list[list[mx.array]]:
     return [by_part[part] for part in wanted if part in by_part]
 
 
-def _mirrors(caches: Sequence[Any], cut: Cut) -> list[int]:
+def _mirrors(caches: Sequence[Any], cut: Cut) -> list[int | None]:
     """For each layer of the model which of the shard's caches it is given: its own, or, elsewhere, one of its kind.
 
-    A model asks one layer's cache for the place in the sequence on behalf of all, or of all of its kind.
+    A model asks one layer's cache for the place in the sequence on behalf of all, or of all of its kind. Where the
+    shard has none of the kind, any that knows the place will do; None where there is none, or none is needed.
     """
-    kinds = {_kind(cache): place for place, cache in enumerate(caches[cut.first_layer : cut.end_layer])}
+    own = caches[cut.first_layer : cut.end_layer]
+    kinds = {_kind(cache): place for place, cache in enumerate(own)}
+    knowing = next((place for place, cache in enumerate(own) if hasattr(cache, "offset")), None)
     return [
-        place - cut.first_layer if cut.has(place) else kinds.get(_kind(cache), 0) for place, cache in enumerate(caches)
+        place - cut.first_layer
+        if cut.has(place)
+        else kinds.get(_kind(cache), knowing if hasattr(cache, "offset") else None)
+        for place, cache in enumerate(caches)
     ]
 
 

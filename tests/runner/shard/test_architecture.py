@@ -66,17 +66,15 @@ def of_type(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-def kept(cache: list[Any]) -> list[int]:
-    """Numbers that the cache of each of the shard's layers keeps of one token."""
-
-    def of_one(entry: Any) -> int:
-        inner = getattr(entry, "caches", None)
-        if inner is not None:
-            return sum(of_one(each) for each in inner)
-        arrays = [array for array in (entry.keys, entry.values) if array is not None]
-        return sum(array.shape[1] * array.shape[3] for array in arrays)
-
-    return [of_one(entry) for entry in cache]
+def kept(entry: Any) -> tuple[int, int]:
+    """Numbers that a layer's cache keeps of one token, and of a sequence of whatever length."""
+    if hasattr(entry, "caches"):
+        of_tokens, of_sequence = zip(*(kept(each) for each in entry.caches), strict=True)
+        return sum(of_tokens), sum(of_sequence)
+    if hasattr(entry, "cache"):
+        return 0, sum(array.size for array in entry.cache if array is not None)
+    arrays = [array for array in (entry.keys, entry.values) if array is not None]
+    return sum(array.shape[1] * array.shape[3] for array in arrays), 0
 
 
 @pytest.mark.parametrize("model_type", sorted(model_folder.ADMITTED))
@@ -115,7 +113,8 @@ def test_a_model_takes_the_weights_and_the_cache_it_was_weighed_with(
         cache = shard.new_cache()
         inputs = shard.forward(inputs, cache)
         mx.eval(inputs)
-        assert kept(cache) == [layer.kv_elements_per_token for layer in layers]
+        weighed = [(layer.kv_elements_per_token, layer.state_elements) for layer in layers]
+        assert [kept(entry) for entry in cache] == weighed
         windows = [getattr(entry, "max_size", None) for entry in cache]
         assert windows == [layer.kv_window_tokens if layer.HasField("kv_window_tokens") else None for layer in layers]
 
@@ -172,8 +171,8 @@ def test_every_type_of_the_runtime_is_admitted_or_refused_with_a_reason() -> Non
 
 
 def test_a_type_no_test_covers_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="architecture 'mamba' cannot be split over nodes yet: a state"):
-        architecture.admit({"model_type": "mamba"})
+    with pytest.raises(UnsupportedModelError, match="architecture 'rwkv7' cannot be split over nodes yet: its layers"):
+        architecture.admit({"model_type": "rwkv7"})
 
 
 def test_kinds_of_layers_that_no_test_covers_are_refused() -> None:
