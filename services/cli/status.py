@@ -44,6 +44,8 @@ def show(state: state_pb2.ClusterState, *, everything: bool) -> None:
         out.print(tables.nodes(state))
     else:
         out.print("no nodes: start one with `ullage node`", markup=False)
+    if gpus := tables.gpus(state):
+        out.print("\n" + "\n".join(gpus), markup=False, soft_wrap=True)
     shown = [one for one in state.instances if everything or one.state != model_pb2.INSTANCE_STATE_RELEASED]
     if shown:
         out.print()

@@ -33,8 +33,8 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def nodes(state: state_pb2.ClusterState) -> Table:
-    """One row for each node: what it can give, and what it has given."""
-    sizes = ("AVAILABLE", "PROMISED", "RESIDENT")
+    """One row for each node: what it can give, what it has given, and what its shards hold as its probe sees it."""
+    sizes = ("AVAILABLE", "PROMISED", "RESIDENT", "OWN")
     table = _table("NODE", "HEARD", "LEVEL", *sizes, "RUNNER", right=sizes)
     for node in sorted(state.nodes, key=lambda node: names.node_name(node.identity)):
         table.add_row(
@@ -44,9 +44,30 @@ def nodes(state: state_pb2.ClusterState) -> Table:
             known_bytes_text(node.memory, "balanced_available_bytes"),
             bytes_text(node.promised_bytes),
             bytes_text(node.resident_bytes),
+            known_bytes_text(node.memory, "own_bytes"),
             node.runner.address or "none",
         )
     return table
+
+
+def gpus(state: state_pb2.ClusterState) -> list[str]:
+    """A line for each GPU, by node: whose its memory is, what of that is free, and what it is doing."""
+    by_name = sorted(state.nodes, key=lambda node: names.node_name(node.identity))
+    return [f"{names.node_name(node.identity)}: {_gpu_text(gpu)}" for node in by_name for gpu in node.system.gpus]
+
+
+def _gpu_text(gpu: node_pb2.Gpu) -> str:
+    if gpu.unified:
+        memory = "its memory is the node's"
+    else:
+        available, total = (known_bytes_text(gpu, f"memory_{what}_bytes") for what in ("available", "total"))
+        memory = f"{available} of {total} free"
+    doing = [
+        f"{getattr(gpu, field):.0f} {unit}"
+        for field, unit in (("usage_pct", "%"), ("temperature_celsius", "°C"), ("power_watts", "W"))
+        if gpu.HasField(field)
+    ]
+    return ", ".join([gpu.name, memory, *doing])
 
 
 def _heard(node: state_pb2.NodeView) -> str:

@@ -31,11 +31,29 @@ def test_the_version_is_told_where_people_look_for_it(capsys: pytest.CaptureFixt
         assert capsys.readouterr().out == f"{importlib.metadata.version('ullage')}\n"
 
 
-def test_status_shows_what_each_node_can_give(ullage: Ullage) -> None:
+def test_status_shows_what_each_node_can_give_and_what_its_shards_hold(ullage: Ullage, master: CannedMaster) -> None:
+    master.state.nodes[0].memory.own_bytes = 300 * 2**20
     said = ullage("status")
     assert said.code == 0
     rows = [line.split() for line in said.out.splitlines()]
-    assert rows[1] == ["node-1", "live", "NORMAL", "512", "MiB", "0", "B", "0", "B", "127.0.0.1:1"]
+    assert rows[1] == ["node-1", "live", "NORMAL", "512", "MiB", "0", "B", "0", "B", "300", "MiB", "127.0.0.1:1"]
+
+
+def test_status_tells_of_each_gpu_whose_its_memory_is(ullage: Ullage, master: CannedMaster) -> None:
+    master.state.nodes[0].system.gpus.add(
+        name="RTX 4070",
+        memory_total_bytes=12 * 2**30,
+        memory_available_bytes=11 * 2**30,
+        usage_pct=35.4,
+        power_watts=88,
+    )
+    master.state.nodes[0].system.gpus.add(name="GB10", unified=True)
+    master.state.nodes[0].system.gpus.add(name="silent")
+    assert ullage("status").out.splitlines()[-3:] == [
+        "node-1: RTX 4070, 11.0 GiB of 12.0 GiB free, 35 %, 88 W",
+        "node-1: GB10, its memory is the node's",
+        "node-1: silent, unknown of unknown free",
+    ]
 
 
 def test_status_tells_slow_from_stuck_by_the_masters_clock(ullage: Ullage, master: CannedMaster) -> None:
@@ -264,4 +282,4 @@ def test_a_node_that_never_announced_itself_is_shown_by_the_beginning_of_its_id(
     master.state.nodes.append(state_pb2.NodeView())
     master.state.nodes[-1].identity.node_id = "0123456789abcdef"
     row = ullage("status").out.splitlines()[1].split()
-    assert row == ["01234567", "unknown", "UNKNOWN", "unknown", "0", "B", "0", "B", "none"]
+    assert row == ["01234567", "unknown", "UNKNOWN", "unknown", "0", "B", "0", "B", "unknown", "none"]
