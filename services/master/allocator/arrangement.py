@@ -1,7 +1,7 @@
 """Whether nodes can hold a model at all, and an order in which they can.
 
-Up to EXACT_NODES_MAX nodes every set is weighed, and where layers are alike they are counted. Of more nodes the
-roomiest that all reach each other stand in sets and chains; if these do not hold it, every order is tried.
+Where layers are alike they are counted. Else, of more than EXACT_NODES_MAX nodes the roomiest that all reach each other
+stand in sets and chains; if these do not hold it, or there are fewer, every order is tried.
 
 Rules this module lives by:
 - More memory or another node never turns a yes into a no.
@@ -14,13 +14,13 @@ import numpy as np
 
 from services.master.allocator.capacity import ROOM_BYTES_MAX, Capacity
 from services.master.allocator.chains import Chains
-from services.master.allocator.exact import EXACT_NODES_MAX, Exact
+from services.master.allocator.exact import EXACT_NODES_MAX
 from services.master.allocator.problem import Members, Problem
 from services.master.allocator.routes import Arrangement, Routes
 
 
 def arranged(problem: Problem, *, most: bool) -> Arrangement:
-    """An order of candidates that holds the model, of the fewest or the `most` found, if there is one."""
+    """An order of candidates that holds the model, if there is one; of many, the fewest or the `most` found."""
     if problem.size_max < problem.size_min or _too_little(problem):
         return Arrangement(None)
     if problem.holding is not None and not most:
@@ -34,7 +34,8 @@ def arranged(problem: Problem, *, most: bool) -> Arrangement:
         if not capacity(problem, smallest=True).holds():
             return Arrangement(None)
     if len(problem.candidates) <= EXACT_NODES_MAX:
-        return Arrangement(_exactly(problem, most=most))
+        # So few are all the sooner tried in every order.
+        return Routes(problem).arranged()
     return _among_many(problem, most=most)
 
 
@@ -56,12 +57,6 @@ def _too_little(problem: Problem) -> bool:
     """There are not even bytes enough."""
     rooms = sorted((candidate.room_bytes for candidate in problem.candidates), reverse=True)
     return sum(rooms[: problem.size_max]) < problem.least_bytes
-
-
-def _exactly(problem: Problem, *, most: bool) -> Members | None:
-    exact = Exact(problem, timed=False, size=-1 if most else 1)
-    sets = sorted(exact.sets, key=lambda best: (-len(best.members) if most else len(best.members), best.members))
-    return exact.order(sets[0]) if sets else None
 
 
 def _among_many(problem: Problem, *, most: bool) -> Arrangement:

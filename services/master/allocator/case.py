@@ -22,6 +22,9 @@ from ullage.v1 import model_pb2
 _WIDE: Final = frozenset({model_pb2.OBJECTIVE_PROPORTIONAL, model_pb2.OBJECTIVE_THROUGHPUT})
 """Objectives that may want every node there is, not the few that are fast."""
 
+QUICK_NODES_MAX: Final = 16
+"""Of so many nodes orders are tried even where it shall be quick."""
+
 
 class Fit(NamedTuple):
     """Whether nodes can hold what is asked for."""
@@ -42,7 +45,7 @@ class Case:
     silent_node_ids: frozenset[str]
     view: View = AS_THEY_ARE
     runners_up: int = RUNNERS_UP_MAX
-    surely: bool = False
+    quickly: bool = False
     """Of many nodes say only so much as counting shows: a yes is true, a no may not be. For what is tried often."""
     steps_max: int = STEPS_MAX
     """How long an order is looked for."""
@@ -66,6 +69,8 @@ class Case:
         """The best placement and its runners-up; empty when there is none."""
         able, rooms = self.budgets.able, self.budgets.room_bytes
         few = len(able) <= EXACT_NODES_MAX
+        if few and self._counted(able, rooms) is False:
+            return ()
         if few or (len(able) > POOL_NODES_MAX and self.request.objective not in _WIDE):
             timed = self.timed(able)
             problem = self._problem(promising(self.budgets, timed=timed), rooms, timed=timed)
@@ -83,10 +88,6 @@ class Case:
         problem = self._problem(rows, rooms, timed=self.timed(self.budgets.weighed))
         return self._solved(replace(problem, holding=fit.order)) if problem else ()
 
-    def fits(self) -> bool:
-        """There is a placement."""
-        return self.fit.holds
-
     @cached_property
     def fit(self) -> Fit:
         """Whether there is a placement."""
@@ -97,11 +98,11 @@ class Case:
         """Where there is no placement: that there is none, and not only that none was found."""
         return len(self.budgets.able) <= EXACT_NODES_MAX or self.fit.proved
 
-    def fits_with(self, row: int, more_bytes: int) -> bool:
-        """There would be one if `more_bytes` more were available on one node."""
+    def fit_with(self, row: int, more_bytes: int) -> Fit:
+        """Whether there would be one if `more_bytes` more were available on one node."""
         rooms = self.budgets.room_bytes.copy()
         rooms[row] = self.budgets.room_with(more_bytes)[row]
-        return self.fits_in(rooms)
+        return self.fit_in(rooms)
 
     def fits_boundless(self) -> bool:
         """There would be one if the nodes had all the memory in the world, and reached each other."""
@@ -114,15 +115,11 @@ class Case:
         most = min(nodes, fixed + left)
         return fewest <= (most if request.nodes_max is None else min(most, request.nodes_max))
 
-    def fits_in(self, rooms: Ints) -> bool:
-        """There would be one if these were the rooms of the nodes."""
-        return self.fit_in(rooms).holds
-
     def fit_in(self, rooms: Ints) -> Fit:
         """Whether there would be one if these were the rooms of the nodes."""
         rows = roomiest(self.budgets, self.budgets.weighed, rooms)
         counted = self._counted(rows, rooms)
-        if counted is not None or (self.surely and len(rows) > EXACT_NODES_MAX):
+        if counted is not None or (self.quickly and len(rows) > QUICK_NODES_MAX):
             return Fit(bool(counted), proved=counted is not None)
         problem = self._problem(rows, rooms, timed=False)
         if problem is None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from services.master.allocator.problem import Members, Problem
-from services.master.allocator.spans import Costs, Span, span
+from services.master.allocator.spans import Costs, Spans, spans
 
 EXACT_NODES_MAX: Final = 8
 """Sets of up to so many nodes are decided exactly: the rows of the recursion double with each node more."""
@@ -43,14 +43,8 @@ class Level:
     masks: Indices
     firsts: Indices
     lasts: Indices
-    """Ascending, so that the rows of one last node stand together."""
     sources: Indices
     """For each row those of the size below without its last node."""
-
-    def rows_of(self, last: int) -> slice:
-        """The rows that end with `last`."""
-        low, high = np.searchsorted(self.lasts, [last, last + 1])
-        return slice(int(low), int(high))
 
 
 @lru_cache(maxsize=EXACT_NODES_MAX)
@@ -97,6 +91,8 @@ class Exact:
     """1 where fewer nodes are better before anything else, -1 where more are."""
     tolerance: float = 1.0
     """Sets that cost no more than the best over this are of interest too."""
+    limit: float = float("inf")
+    """For `bottleneck`, a set with a longer stage is of no interest."""
 
     @cached_property
     def sets(self) -> list[Best]:
@@ -113,28 +109,26 @@ class Exact:
             return best.members
         level, base = self._levels[size - 1], self._bases[size - 2]
         last = int(level.lasts[best.row])
-        start = self._spans[last].finish_start(base[best.row], bottleneck=self.bottleneck)
+        start = self._spans.finish_start(base[best.row], last)
         return (*self._order_to(size - 1, self._source(size, best.row, start), start), last)
 
     def cost(self, order: Members) -> float:
         """What this order costs at its best cut; infinite where it cannot hold the model or has no way."""
         if len(order) == 1:
-            return self._spans[order[0]].alone
-        first, *inner, last = order
-        reached, before = self._spans[first].first[None], first
-        for node in inner:
-            base = self._join(reached, self._onward[before, node])
-            reached, before = self._spans[node].inner(base, bottleneck=self.bottleneck), node
-        base = self._join(reached, self._onward[before, last])
-        ended = self._spans[last].finish(base, bottleneck=self.bottleneck)
-        return float(self._join(ended, self._back[last, first])[0])
+            return float(self._spans.alone[order[0]])
+        spans, last = self._spans, order[-1]
+        reached = spans.first[order[0]][None]
+        for before, node in pairwise(order[:-1]):
+            reached = spans.inner(spans.join(reached, self._onward[before, node]), np.array([node]))
+        base = spans.join(reached, self._onward[order[-2], last])
+        return float(spans.join(spans.finish(base, np.array([last])), self._back[last, order[0]])[0])
 
     def _order_to(self, size: int, row: int, end: int) -> Members:
         level = self._levels[size - 1]
         last = int(level.lasts[row])
         if size == 1:
             return (last,)
-        start = self._spans[last].start_of(self._bases[size - 2][row], end, bottleneck=self.bottleneck)
+        start = self._spans.start_of(self._bases[size - 2][row], last, end)
         return (*self._order_to(size - 1, self._source(size, row, start), start), last)
 
     def _source(self, size: int, row: int, boundary: int) -> int:
@@ -142,15 +136,15 @@ class Exact:
         level = self._levels[size - 1]
         before = level.sources[row]
         hop = self._onward[self._levels[size - 2].lasts[before], level.lasts[row]]
-        return int(before[self._join(self._reached[size - 2][before, boundary], hop).argmin()])
+        return int(before[self._spans.join(self._reached[size - 2][before, boundary], hop).argmin()])
 
     @cached_property
     def _levels(self) -> tuple[Level, ...]:
         return levels(len(self.problem.candidates))[: max(1, self.problem.size_max)]
 
     @cached_property
-    def _spans(self) -> tuple[Span, ...]:
-        return tuple(span(candidate, timed=self.timed) for candidate in self.problem.candidates)
+    def _spans(self) -> Spans:
+        return spans(self.problem.candidates, timed=self.timed, bottleneck=self.bottleneck, limit=self.limit)
 
     @cached_property
     def _onward(self) -> Costs:
@@ -162,10 +156,6 @@ class Exact:
 
     def _counted(self, seconds: Costs) -> Costs:
         return seconds if self.timed else np.where(np.isfinite(seconds), 0.0, np.inf)
-
-    def _join(self, left: Costs, right: Costs | float) -> Costs:
-        joined: Costs = np.maximum(left, right) if self.bottleneck else left + right
-        return joined
 
     @cached_property
     def _reached(self) -> list[Costs]:
@@ -182,17 +172,17 @@ class Exact:
     @cached_property
     def _solved(self) -> tuple[list[Costs], list[Costs], list[list[Best]]]:
         """For each size: what its rows cost up to each boundary, the same before their last node, and its sets."""
-        reached = [np.stack([each.first for each in self._spans])]
+        reached = [self._spans.first]
         bases: list[Costs] = []
         finished = [self._alone() if self.problem.size_min == 1 else []]
         for size in range(2, len(self._levels) + 1):
             level, below = self._levels[size - 1], self._levels[size - 2]
             hop = self._onward[below.lasts[level.sources], level.lasts[:, None]]
-            base = self._join(reached[-1][level.sources], hop[:, :, None]).min(axis=1)
+            base = self._spans.join(reached[-1][level.sources], hop[:, :, None]).min(axis=1)
             bases.append(base)
             finished.append(self._ended(level, base) if size >= self.problem.size_min else [])
             if size < len(self._levels):
-                reached.append(self._inner(level, base))
+                reached.append(self._spans.inner(base, level.lasts))
                 if self._no_better(reached[-1], finished):
                     break
         return reached, bases, finished
@@ -208,31 +198,19 @@ class Exact:
     @cached_property
     def _least_ahead(self) -> Costs:
         """What is spent at least from each boundary on: on the fastest node, over the quickest way."""
-        way = self._onward.min() + self._back.min()
-        return np.asarray(np.stack([each.sums[-1] + each.head - each.sums for each in self._spans]).min(axis=0) + way)
+        return np.asarray(self._spans.ahead + self._onward.min() + self._back.min())
 
     def _alone(self) -> list[Best]:
-        spans = enumerate(self._spans)
-        return [Best(each.alone, (i,), i) for i, each in spans if each.alone < np.inf and self._required in (0, 1 << i)]
+        costs = enumerate(self._spans.alone.tolist())
+        return [Best(cost, (i,), i) for i, cost in costs if cost < np.inf and self._required in {0, 1 << i}]
 
     @cached_property
     def _required(self) -> int:
         return _mask(self.problem.required)
 
-    def _inner(self, level: Level, base: Costs) -> Costs:
-        reached = np.empty_like(base)
-        for last, each in enumerate(self._spans):
-            rows = level.rows_of(last)
-            reached[rows] = each.inner(base[rows], bottleneck=self.bottleneck)
-        return reached
-
     def _ended(self, level: Level, base: Costs) -> list[Best]:
         """The best row of each set of a size, where there is one that holds the model."""
-        costs: Costs = np.empty(len(base))
-        for last, each in enumerate(self._spans):
-            rows = level.rows_of(last)
-            costs[rows] = each.finish(base[rows], bottleneck=self.bottleneck)
-        costs = self._join(costs, self._back[level.lasts, level.firsts])
+        costs = self._spans.join(self._spans.finish(base, level.lasts), self._back[level.lasts, level.firsts])
         order = np.lexsort((np.arange(len(costs)), costs, level.masks))
         _, heads = np.unique(level.masks[order], return_index=True)
         best = order[heads]

@@ -47,10 +47,10 @@ def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
 
 def _least_rooms(case: Case) -> Ints | None:
     """The rooms, widened by equal parts, in which the model just fits; None where it fits in none."""
-    if not case.fits_in(_widened(case.budgets, WIDENED_PARTS_MAX)):
+    if not case.fit_in(_widened(case.budgets, WIDENED_PARTS_MAX)).holds:
         return None
     fits = range(WIDENED_PARTS_MAX)
-    parts = bisect_left(fits, True, key=lambda count: case.fits_in(_widened(case.budgets, count)))  # noqa: FBT003 - the first yes
+    parts = bisect_left(fits, True, key=lambda count: case.fit_in(_widened(case.budgets, count)).holds)  # noqa: FBT003 - the first yes
     return _widened(case.budgets, parts)
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from services.master.allocator.budget import Budget, Budgets, View
 from services.master.allocator.capacity import ROOM_BYTES_MAX
-from services.master.allocator.case import Case
+from services.master.allocator.case import Case, Fit
 from services.master.allocator.demand import UINT64_MAX, Load, least_bytes
 from services.master.allocator.naming import listed
 from services.master.allocator.pool import roomiest
@@ -36,6 +36,9 @@ LEFT_OUT_ADVISED_MAX: Final = 8
 
 SEARCH_STEPS: Final = 4096
 """How finely a remedy is searched for: one part in this many of what the model needs."""
+
+REMEDY_STEPS_MAX: Final = 3000
+"""How long an order is looked for with a remedy: some tens are tried."""
 
 _REMEDIABLE: Final = frozenset(
     {
@@ -60,11 +63,20 @@ _LEFT_OUT_REMEDIES: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
 }
 
 
+class Found(NamedTuple):
+    """Where what does not fit and what does meet."""
+
+    count: int
+    """The one that fits."""
+    proved: bool
+    """The one beside it does not, and not only was no way found."""
+
+
 def refuse(case: Case) -> model_pb2.Refusal:
     """Why the case has no placement; for cases that have none."""
     reason = _reason(case)
     needed, offered = needed_bytes(case), offered_bytes(case)
-    remedies = [*_remedies(replace(case, surely=True), reason, needed or 0)]
+    remedies = [*_remedies(replace(case, quickly=True, steps_max=REMEDY_STEPS_MAX), reason, needed or 0)]
     lines = [_headline(case, reason, needed or 0, offered)]
     lines += [] if case.proved else [_UNPROVED]
     lines += [f"  {node_line(budget, case.request.layers)}" for budget in case.nodes]
@@ -116,7 +128,7 @@ def _reason(case: Case) -> model_pb2.RefusalReason.ValueType:
 
 def _no_path(case: Case) -> bool:
     """It would fit if every node reached every other."""
-    return bool(case.survey.blocked) and case.seen(replace(case.view, every_way=True)).fits()
+    return bool(case.survey.blocked) and case.seen(replace(case.view, every_way=True)).fit.holds
 
 
 def _too_few_nodes(case: Case) -> bool:
@@ -126,7 +138,7 @@ def _too_few_nodes(case: Case) -> bool:
 
 def _blocked(case: Case) -> bool:
     """Without what is promised to others it would fit."""
-    return any(budget.promised_bytes for budget in case.weighed) and case.seen(View(without_promises=True)).fits()
+    return any(budget.promised_bytes for budget in case.weighed) and case.seen(View(without_promises=True)).fit.holds
 
 
 def _holds_any_layer(budget: Budget) -> bool:
@@ -250,7 +262,7 @@ def _releases(case: Case) -> Iterator[model_pb2.Remedy]:
     held = _held(case, lambda shard, _: 0 if shard.shrinking else shard.held_bytes)
     largest = sorted(held, key=lambda instance_id: (-held[instance_id], instance_id))
     for instance_id in largest[:INSTANCES_ADVISED_MAX]:
-        if case.asking(replace(case.request, replaced_instance_id=instance_id)).fits():
+        if case.asking(replace(case.request, replaced_instance_id=instance_id)).fit.holds:
             model_id = case.survey.instances[instance_id].spec.model_id
             text = f"Release {instance_id} of {model_id}, which holds {size(held[instance_id])}"
             yield model_pb2.Remedy(text=text)
@@ -260,44 +272,49 @@ def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
     """For the roomiest nodes, how many bytes more on that node alone would do."""
     roomiest = sorted(case.weighed, key=lambda each: (-(each.budget_bytes or 0), each.node_id))
     for budget in roomiest[:NODES_ADVISED_MAX]:
-        more = _more_bytes_on(case, budget, max(1, needed // SEARCH_STEPS))
-        if more is not None and more <= UINT64_MAX:
-            yield model_pb2.Remedy(text=f"Free {size(more)} on {budget.name}", node_id=budget.node_id, more_bytes=more)
+        grain = max(1, needed // SEARCH_STEPS)
+        found = _grains_on(case, budget, grain)
+        if found is not None and (more := found.count * grain) <= UINT64_MAX:
+            text = f"Free {size(more)} on {budget.name}" + ("" if found.proved else "; less may do")
+            yield model_pb2.Remedy(text=text, node_id=budget.node_id, more_bytes=more)
 
 
-def _more_bytes_on(case: Case, budget: Budget, grain: int) -> int | None:
+def _grains_on(case: Case, budget: Budget, grain: int) -> Found | None:
     row = case.budgets.row(budget.node_id)
-    grains = _least(2 * SEARCH_STEPS, lambda count: case.fits_with(row, count * grain))
-    return None if grains is None else grains * grain
+    return _least(2 * SEARCH_STEPS, lambda count: case.fit_with(row, count * grain))
 
 
 def _smaller_requests(case: Case) -> Iterator[model_pb2.Remedy]:
     request, load = case.request, case.request.load
     step = max(1, request.model.kv_allocation_step_tokens)
-    steps = _most(
-        (load.context_tokens - 1) // step, lambda count: _fits_load(case, Load(count * step, load.concurrent_sequences))
-    )
-    if steps:
-        tokens = steps * step
-        yield model_pb2.Remedy(text=f"Ask for a context of {tokens} tokens or less", context_tokens=tokens)
-    sequences = _most(load.concurrent_sequences - 1, lambda count: _fits_load(case, Load(load.context_tokens, count)))
-    if sequences:
-        yield model_pb2.Remedy(text=f"Ask for {counted(sequences, 'sequence')} at once", concurrent_sequences=sequences)
+
+    def with_context(steps: int) -> Fit:
+        return _fit_load(case, Load(steps * step, load.concurrent_sequences))
+
+    found = _most((load.context_tokens - 1) // step, with_context)
+    if found is not None:
+        tokens = found.count * step
+        text = f"Ask for a context of {tokens} tokens or less" + ("" if found.proved else "; a longer one may do")
+        yield model_pb2.Remedy(text=text, context_tokens=tokens)
+    found = _most(load.concurrent_sequences - 1, lambda count: _fit_load(case, Load(load.context_tokens, count)))
+    if found is not None:
+        text = f"Ask for {counted(found.count, 'sequence')} at once" + ("" if found.proved else "; more may do")
+        yield model_pb2.Remedy(text=text, concurrent_sequences=found.count)
 
 
-def _fits_load(case: Case, load: Load) -> bool:
-    return case.asking(replace(case.request, load=load)).fits()
+def _fit_load(case: Case, load: Load) -> Fit:
+    return case.asking(replace(case.request, load=load)).fit
 
 
 def _wider_requests(case: Case) -> Iterator[model_pb2.Remedy]:
     request = case.request
-    if request.nodes_max is not None and case.asking(replace(request, nodes_max=None)).fits():
+    if request.nodes_max is not None and case.asking(replace(request, nodes_max=None)).fit.holds:
         yield model_pb2.Remedy(text=f"Allow more than {counted(request.nodes_max, 'node')}")
-    if _any_unknown(case) and case.asking(replace(request, include_unknown=True)).fits():
+    if _any_unknown(case) and case.asking(replace(request, include_unknown=True)).fit.holds:
         yield model_pb2.Remedy(text="Include nodes whose level or memory is unknown, at your own risk")
     if (
         request.admission != model_pb2.ADMISSION_CEILING
-        and case.asking(replace(request, admission=model_pb2.ADMISSION_CEILING)).fits()
+        and case.asking(replace(request, admission=model_pb2.ADMISSION_CEILING)).fit.holds
     ):
         yield model_pb2.Remedy(text="Ask for the admission CEILING, which trusts the most hopeful estimate")
 
@@ -323,7 +340,7 @@ def _forcible(case: Case) -> bool:
 def _retryable(case: Case) -> bool:
     """The nodes as they are could hold it, were their memory free: what is in the way may pass."""
     lifted = case.seen(View(lifted=True))
-    return not len(case.budgets) or lifted.fits_in(_whole_rooms(lifted.budgets))
+    return not len(case.budgets) or lifted.fit_in(_whole_rooms(lifted.budgets)).holds
 
 
 def _whole_rooms(budgets: Budgets) -> Ints:
@@ -333,15 +350,19 @@ def _whole_rooms(budgets: Budgets) -> Ints:
     return np.maximum(0, np.where(limit.known, np.minimum(rooms, limit.bytes), rooms))
 
 
-def _least(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The least count from 1 to `most` for which `holds` is true, if it stays true above; None for none."""
+def _least(most: int, fit: Callable[[int], Fit]) -> Found | None:
+    """The least count from 1 to `most` that fits, if more than that does too; None for none."""
     counts = range(1, most + 1)
-    place = bisect_left(counts, True, key=holds)  # noqa: FBT003 - the first yes
-    return counts[place] if place < len(counts) else None
+    place = bisect_left(counts, True, key=lambda count: fit(count).holds)  # noqa: FBT003 - the first yes
+    if place == len(counts):
+        return None
+    return Found(counts[place], proved=place == 0 or fit(counts[place - 1]).proved)
 
 
-def _most(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The greatest count from 1 to `most` for which `holds` is true, if it is true below; None for none."""
+def _most(most: int, fit: Callable[[int], Fit]) -> Found | None:
+    """The greatest count from 1 to `most` that fits, if less than that does too; None for none."""
     counts = range(1, most + 1)
-    place = bisect_left(counts, True, key=lambda count: not holds(count))  # noqa: FBT003 - the first no
-    return counts[place - 1] if place else None
+    place = bisect_left(counts, True, key=lambda count: not fit(count).holds)  # noqa: FBT003 - the first no
+    if not place:
+        return None
+    return Found(counts[place - 1], proved=place == len(counts) or fit(counts[place]).proved)

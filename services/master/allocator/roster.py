@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -40,7 +41,10 @@ _Figure = Literal[
     "ram_total_bytes",
     "device_limit_bytes",
 ]
-_FIGURES: Final[tuple[_Figure, ...]] = get_args(_Figure)
+_FIGURES: Final[dict[_Figure, attrgetter[int]]] = {name: attrgetter(name) for name in get_args(_Figure)}
+_LEVEL_OF: Final = attrgetter("pressure_level")
+_FLAGS_OF: Final = attrgetter("flags")
+_CHANGED_AT_OF: Final = attrgetter("changed_at")
 
 ESTIMATES: Final[dict[model_pb2.Admission.ValueType, _Figure]] = {
     model_pb2.ADMISSION_STRICT: "strict_available_bytes",
@@ -127,15 +131,20 @@ class Readings:
 
     def take(self, rows: Sequence[int], samples: Sequence[node_pb2.MemorySample]) -> None:
         """Take over what these nodes read: all of one column, then of the next, which is several times faster."""
-        self.level[rows] = [each.pressure_level if each.pressure_level in LEVELS else _UNKNOWN for each in samples]
+        self.level[rows] = [level if level in LEVELS else _UNKNOWN for level in map(_LEVEL_OF, samples)]
         for name, column in self.figures.items():
             # 64 bits without a sign are more than a column holds.
-            figures = np.array([getattr(each, name) for each in samples], dtype=np.uint64)
+            figures = np.fromiter(map(_FIGURES[name], samples), np.uint64, len(samples))
             column.bytes[rows] = np.minimum(figures, ROOM_BYTES_MAX)
-            column.known[rows] = [each.HasField(name) for each in samples]
-        flags = [each.flags for each in samples]
-        self.overridden[rows] = [node_pb2.MEMORY_FLAG_OVERRIDDEN in each for each in flags]
-        self.limit_assumed[rows] = [node_pb2.MEMORY_FLAG_DEVICE_LIMIT_ASSUMED in each for each in flags]
+            known = figures > 0
+            for place in np.flatnonzero(~known).tolist():
+                known[place] = samples[place].HasField(name)
+            column.known[rows] = known
+        self.overridden[rows] = self.limit_assumed[rows] = False
+        for row, flags in zip(rows, map(_FLAGS_OF, samples), strict=True):
+            if flags:
+                self.overridden[row] = node_pb2.MEMORY_FLAG_OVERRIDDEN in flags
+                self.limit_assumed[row] = node_pb2.MEMORY_FLAG_DEVICE_LIMIT_ASSUMED in flags
 
 
 class Runners:
@@ -191,7 +200,8 @@ class Roster:
     _names: list[str] = field(default_factory=list)
     _friendly_names: list[str] = field(default_factory=list)
     _rows: dict[str, int] = field(default_factory=dict)
-    _seen: list[int] = field(default_factory=list)
+    _identities: list[node_pb2.NodeIdentity] = field(default_factory=list)
+    _seen: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """The `changed_at` at which each row was taken over."""
     _runners_seen: list[node_pb2.RunnerProfile | None] = field(default_factory=list)
     _membership_seen: int = -1
@@ -243,20 +253,14 @@ class Roster:
         nodes = self.state.nodes if self.among is None else self.among & self.state.nodes.keys()
         if self._membership_seen != self.state.membership_changed_at or len(self._records) != len(nodes):
             self._renew(sorted(nodes))
-        seen = self._seen
-        changed = [row for row, record in enumerate(self._records) if record.changed_at != seen[row]]
-        if not changed:
-            return
+        changed_at = np.fromiter(map(_CHANGED_AT_OF, self._records), np.int64, len(self._records))
+        changed = np.flatnonzero(changed_at != self._seen).tolist()
+        self._seen = changed_at
         records = [self._records[row] for row in changed]
         self._take(changed, records)
-        for row, record in zip(changed, records, strict=True):
-            seen[row] = record.changed_at
         if self._links_seen != self.state.links_changed_at:
             self._take_links(changed)
-        if any(
-            record.identity.friendly_name != self._friendly_names[row]
-            for row, record in zip(changed, records, strict=True)
-        ):
+        if any(record.identity is not self._identities[row] for row, record in zip(changed, records, strict=True)):
             self._rename()
 
     def _take_links(self, rows: list[int]) -> None:
@@ -283,7 +287,7 @@ class Roster:
         self._node_ids = node_ids
         self._records = [self.state.nodes[node_id] for node_id in node_ids]
         self._rows = {node_id: row for row, node_id in enumerate(node_ids)}
-        self._seen = [-1] * count
+        self._seen = np.full(count, -1, dtype=np.int64)
         self._runners_seen = [None] * count
         self._membership_seen = self.state.membership_changed_at
         self._readings, self._runners, self._promises = Readings(count), Runners(count), Promises(count)
@@ -297,7 +301,8 @@ class Roster:
 
     def _rename(self) -> None:
         # New lists, since surveys that are still looked at have the old ones.
-        self._friendly_names = [record.identity.friendly_name for record in self._records]
+        self._identities = [record.identity for record in self._records]
+        self._friendly_names = [identity.friendly_name for identity in self._identities]
         uses = Counter(self._friendly_names)
         self._names = [
             node_id if not name else f"{name} ({node_id})" if uses[name] > 1 else name
@@ -309,18 +314,20 @@ class Roster:
         read = [(row, record.memory) for row, record in zip(rows, records, strict=True) if record.memory is not None]
         self._readings.take([row for row, _ in read], [sample for _, sample in read])
         for row, record in zip(rows, records, strict=True):
-            if record.runner is not self._runners_seen[row] and record.runner is not None:
-                self._take_runner(row, record.runner)
+            if record.runner is not self._runners_seen[row]:
+                self._take_runner(row, record)
             if record.shards or row in self._promises.shards:
                 self._promises.take(row, record)
-            if record.system is not None:
+            if record.system is not None and record.runner is not None:
                 free = _device_free(record.system, record.runner)
                 self._device_free.known[row] = free is not None
                 self._device_free.bytes[row] = min(free or 0, ROOM_BYTES_MAX)
 
-    def _take_runner(self, row: int, runner: node_pb2.RunnerProfile) -> None:
+    def _take_runner(self, row: int, record: NodeRecord) -> None:
+        runner = self._runners_seen[row] = record.runner
+        if runner is None:
+            return
         self._runners.take(row, runner, self._forms.setdefault(form_of(runner), len(self._forms)))
-        self._runners_seen[row] = runner
         for model_id, having in self._models.items():
             having[row] = model_id in runner.model_ids
 
@@ -360,9 +367,9 @@ def _lower(sampled: Known, assumed: Bools, announced: Known) -> Known:
     return Known(figures, counted | announced.known)
 
 
-def _device_free(system: node_pb2.SystemSample, runner: node_pb2.RunnerProfile | None) -> int | None:
+def _device_free(system: node_pb2.SystemSample, runner: node_pb2.RunnerProfile) -> int | None:
     """What is free of the card's own memory that a runner computes in; None where it computes in the node's RAM."""
-    if runner is None or runner.device in DEVICES_IN_RAM:
+    if runner.device in DEVICES_IN_RAM:
         return None
     cards = [gpu for gpu in system.gpus if not gpu.unified and gpu.HasField("memory_available_bytes")]
     named = [gpu for gpu in cards if gpu.name and gpu.name == runner.device_name]

@@ -27,6 +27,9 @@ RUNNERS_UP_MAX: Final = 3
 KEPT_UNLESS_BETTER: Final = 0.95
 """What is to be replaced stays where it is unless elsewhere takes less than this part of its time."""
 
+RUNNERS_UP_SLOWER_MAX: Final = 1.5
+"""By how much the longest stage of a runner-up may be longer, where that counts."""
+
 EQUAL_DIGITS: Final = 9
 """Times that agree in so many digits are equal: weight decides between them."""
 
@@ -131,9 +134,17 @@ def _weighed(problem: Problem, aim: Aim) -> list[Weighed]:
     if aim.runners_up > RUNNERS_UP_MAX:
         tolerance = 0.0  # All of them are asked for, however much worse.
     size = aim.size if tolerance else -1
-    exact = Exact(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=size, tolerance=tolerance)
+    limit = _bottleneck_known(problem) if aim.bottleneck and tolerance else float("inf")
+    exact = Exact(problem, aim.timed, bottleneck=aim.bottleneck, size=size, tolerance=tolerance, limit=limit)
     weighed = [Weighed(exact, best, aim.rank_of(best, problem)) for best in exact.sets]
     return sorted(weighed, key=lambda each: (each.rank, each.best.members))[: aim.runners_up + 1]
+
+
+def _bottleneck_known(problem: Problem) -> float:
+    """What sets are to be better than, or not much worse: all nodes in the order in which they are preferred."""
+    found = solution(problem, range(len(problem.candidates)), timed=True, bottleneck=True)
+    known = float("inf") if found is None else found.bottleneck_seconds
+    return float("inf") if known is None else known * RUNNERS_UP_SLOWER_MAX
 
 
 def _among_many(problem: Problem, aim: Aim) -> list[Solution]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from services.master.allocator.cuts import cut_by_shares, cut_by_time, stage_seconds
-from services.master.allocator.problem import Members, Problem
+from services.master.allocator.problem import Problem
 from services.master.allocator.ranges import Candidate
 
 
@@ -43,7 +43,7 @@ class Solution:
         return frozenset(candidate.node_id for candidate in self.order)
 
 
-def solution(problem: Problem, order: Members, *, timed: bool, bottleneck: bool = False) -> Solution | None:
+def solution(problem: Problem, order: Sequence[int], *, timed: bool, bottleneck: bool = False) -> Solution | None:
     """The best cut among nodes that stand in this order; None where it cannot hold the model or has no way."""
     hops = hop_seconds(problem, order)
     if any(seconds == float("inf") for seconds in hops):

@@ -1,4 +1,4 @@
-"""What it costs a node to hold the layers from one boundary to another, for all boundaries at once.
+"""What it costs nodes to hold the layers from one boundary to another, for all boundaries and nodes at once.
 
 Rules this module lives by:
 - A range that does not fit costs infinitely much; bytes are compared as whole numbers before that, never as floats.
@@ -7,6 +7,7 @@ Rules this module lives by:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,75 +16,85 @@ import numpy as np
 from services.master.allocator.ranges import Candidate
 
 Costs = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Boundaries = np.ndarray[tuple[int], np.dtype[np.int64]]
+Boundaries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Nodes = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
-    """A node's costs; `inner` ones between two others."""
+class Spans:
+    """The costs of nodes, each a row of these arrays; `inner` ones between two others."""
 
-    layers: int
     sums: Costs
     """The cost of the first i layers."""
-    head: float
-    """What the last rank costs besides."""
     first: Costs
     """As the first of several, up to each boundary."""
-    alone: float
+    tails: Costs
+    """As the last of several, of all layers from each boundary on, with the head."""
+    alone: Costs
+    ahead: Costs
+    """The least that all layers from each boundary on cost with the head, on whichever node."""
     lows: Boundaries
     """For each boundary, the lowest from which the layers up to it fit between two others."""
     highs: Boundaries
     """The highest such; below the lowest where there is none."""
-    last_low: int
-    last_high: int
+    bottleneck: bool
+    """The longest stage or hop counts, not their sum."""
 
-    def inner(self, base: Costs, *, bottleneck: bool) -> Costs:
-        """The rows of `base` with one range of layers more."""
-        if bottleneck:
-            longest: Costs = np.maximum(base[:, :, None], self._stages[None]).min(axis=1)
-            return longest
-        tables = [base - self.sums]
+    def join(self, left: Costs, right: Costs | float) -> Costs:
+        """What both together cost."""
+        joined: Costs = np.maximum(left, right) if self.bottleneck else left + right
+        return joined
+
+    def inner(self, base: Costs, nodes: Nodes) -> Costs:
+        """The rows of `base` with one range of layers more, each on the node that `nodes` says."""
+        if self.bottleneck:
+            return self._longest(base, nodes)
+        sums = self.sums[nodes]
+        tables = [base - sums]
         while (width := 1 << (len(tables) - 1)) <= self._widest // 2:
             tables.append(np.minimum(tables[-1][:, :-width], tables[-1][:, width:]))
         table = np.concatenate([*tables, np.full((len(base), 1), np.inf)], axis=1)
         left, right = self._windows
-        least: Costs = np.minimum(table[:, left], table[:, right]) + self.sums
+        rows = np.arange(len(base))[:, None]
+        least: Costs = np.minimum(table[rows, left[nodes]], table[rows, right[nodes]]) + sums
         return least
 
-    def finish(self, base: Costs, *, bottleneck: bool) -> Costs:
+    def finish(self, base: Costs, nodes: Nodes) -> Costs:
         """The rows of `base` with all the layers that are left, and the head."""
-        if self.last_low > self.last_high:
-            return np.full(len(base), np.inf)
-        starts = slice(self.last_low, self.last_high + 1)
-        least: Costs = self._joined(base[:, starts], self._tail[starts], bottleneck=bottleneck).min(axis=1)
+        least: Costs = self.join(base, self.tails[nodes]).min(axis=1)
         return least
 
-    def finish_start(self, base: Costs, *, bottleneck: bool) -> int:
+    def finish_start(self, base: Costs, node: int) -> int:
         """Where the last range begins at the least cost, in one row."""
-        starts = slice(self.last_low, self.last_high + 1)
-        return self.last_low + int(self._joined(base[starts], self._tail[starts], bottleneck=bottleneck).argmin())
+        return int(self.join(base, self.tails[node]).argmin())
 
-    def start_of(self, base: Costs, end: int, *, bottleneck: bool) -> int:
+    def start_of(self, base: Costs, node: int, end: int) -> int:
         """Where an inner range that ends at `end` begins at the least cost, in one row."""
-        low, high = int(self.lows[end]), int(self.highs[end]) + 1
-        stages = self.sums[end] - self.sums[low:high]
-        return low + int(self._joined(base[low:high], stages, bottleneck=bottleneck).argmin())
+        low, high = int(self.lows[node, end]), int(self.highs[node, end]) + 1
+        stages = self.sums[node, end] - self.sums[node, low:high]
+        return low + int(self.join(base[low:high], stages).argmin())
 
-    def _joined(self, base: Costs, stages: Costs, *, bottleneck: bool) -> Costs:
-        joined: Costs = np.maximum(base, stages) if bottleneck else base + stages
-        return joined
+    def _longest(self, base: Costs, nodes: Nodes) -> Costs:
+        """As `inner` where the longest stage counts: every start that fits is looked at."""
+        longest = np.empty_like(base)
+        for node in np.unique(nodes):
+            rows = np.flatnonzero(nodes == node)
+            starts, stages = self._starts[node], self._stages[node]
+            longest[rows] = np.maximum(base[rows][:, starts], stages).min(axis=2)
+        return longest
 
     @cached_property
-    def _tail(self) -> Costs:
-        """The cost of all layers from each boundary on, with the head."""
-        return np.asarray(self.sums[-1] + self.head - self.sums)
+    def _starts(self) -> Boundaries:
+        """For each node and boundary as many starts as any range has; beyond those that fit whichever there are."""
+        starts = self.lows[:, :, None] + np.arange(self._widest)
+        return np.minimum(starts, self.sums.shape[1] - 1)
 
     @cached_property
     def _stages(self) -> Costs:
-        """The cost of a range by its start and end, infinite where it does not fit."""
-        starts = np.arange(self.layers + 1)[:, None]
-        fits = (starts >= self.lows) & (starts <= self.highs)
-        return np.where(fits, self.sums[None, :] - self.sums[:, None], np.inf)
+        """The costs of the ranges from these starts; infinite where they do not fit."""
+        nodes = np.arange(len(self.sums))[:, None, None]
+        fits = self.lows[:, :, None] + np.arange(self._widest) <= self.highs[:, :, None]
+        return np.where(fits, self.sums[:, :, None] - self.sums[nodes, self._starts], np.inf)
 
     @cached_property
     def _widest(self) -> int:
@@ -92,37 +103,54 @@ class Span:
     @cached_property
     def _windows(self) -> tuple[Boundaries, Boundaries]:
         """For each boundary two columns of the table of minima of `inner`, which together cover its starts."""
-        starts, columns = [0], self.layers + 1
+        starts, columns = [0], self.sums.shape[1]
         while (width := 1 << (len(starts) - 1)) <= self._widest // 2:
             starts.append(starts[-1] + columns)
             columns -= width
         nothing = starts[-1] + columns
-        counts = np.maximum(1, self.highs - self.lows + 1)
-        powers = np.frexp(counts)[1] - 1
+        powers = np.frexp(np.maximum(1, self.highs - self.lows + 1))[1] - 1
         offsets, there = np.array(starts)[powers], self.lows <= self.highs
         left = np.where(there, offsets + self.lows, nothing)
         return left, np.where(there, offsets + self.highs + 1 - (1 << powers), nothing)
 
 
-def span(candidate: Candidate, *, timed: bool) -> Span:
-    """The costs of a candidate: seconds for a token, or nothing where only what fits counts."""
-    layers = candidate.layers
-    sums = candidate.second_sums if timed else np.zeros(layers + 1)
-    head = candidate.head_seconds if timed else 0.0
-    first = np.full(layers + 1, np.inf)
-    first[candidate.first_low : candidate.first_high + 1] = sums[candidate.first_low : candidate.first_high + 1]
-    lows, highs = _inner_starts(candidate)
-    return Span(
-        layers=layers,
+def spans(candidates: Sequence[Candidate], *, timed: bool, bottleneck: bool, limit: float) -> Spans:
+    """The costs of candidates: seconds for a token, or nothing where only what fits counts.
+
+    For `bottleneck`, no stage that takes longer than `limit` is of interest.
+    """
+    columns = candidates[0].layers + 1
+    boundaries = np.arange(columns)
+    sums = np.array([each.second_sums if timed else np.zeros(columns) for each in candidates])
+    heads = np.array([each.head_seconds if timed else 0.0 for each in candidates])
+    rest = sums[:, -1:] + heads[:, None] - sums
+    first_low, first_high = (
+        _column([each.first_low for each in candidates]),
+        _column([each.first_high for each in candidates]),
+    )
+    last_low, last_high = (
+        _column([each.last_low for each in candidates]),
+        _column([each.last_high for each in candidates]),
+    )
+    lows, highs = (np.array(ends) for ends in zip(*map(_inner_starts, candidates), strict=True))
+    if bottleneck and limit < np.inf:
+        # Sums ascend, so the starts from which a range takes no longer than the limit follow each other.
+        quick = [np.searchsorted(row, row - limit) for row in sums]
+        lows = np.maximum(lows, np.array(quick))
+    return Spans(
         sums=sums,
-        head=head,
-        first=first,
-        alone=float(sums[-1]) + head if candidate.alone else float("inf"),
+        first=np.where((boundaries >= first_low) & (boundaries <= first_high), sums, np.inf),
+        tails=np.where((boundaries >= last_low) & (boundaries <= last_high), rest, np.inf),
+        alone=np.where([each.alone for each in candidates], rest[:, 0], np.inf),
+        ahead=rest.min(axis=0),
         lows=lows,
         highs=highs,
-        last_low=candidate.last_low,
-        last_high=candidate.last_high,
+        bottleneck=bottleneck,
     )
+
+
+def _column(figures: Sequence[int]) -> Boundaries:
+    return np.array(figures)[:, None]
 
 
 def _inner_starts(candidate: Candidate) -> tuple[Boundaries, Boundaries]:
