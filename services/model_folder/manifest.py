@@ -2,10 +2,11 @@
 
 A small JSON document beside config.json:
 
-    {"model": {…}, "files": {"config.json": {"bytes": 812, "sha256": "…"}, …}}
+    {"model": {…}, "files": {"config.json": {"bytes": 812, "sha256": "…", "crc32": ["1b2f…"]}, …}}
 
 `model` is ullage.v1.Model in protobuf's own JSON; `files` are all the files the model is made of. The model's digest
 is the sha256 over a line "sha256  name" for each of them, sorted by name: two folders of one digest hold one model.
+`crc32` has one checksum for each block of a file, so that a part of it can be checked without reading the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,8 @@ MODEL_FILE_PATTERNS: Final = (
 )
 """The files a model is made of; others in its folder are not copied, not hashed, and never read."""
 
-_CHUNK_BYTES: Final = 1 << 20
+BLOCK_BYTES: Final = 1 << 20
+"""Of a file, for each of which there is a checksum; the last one may be shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class StoredFile:
     name: str
     size_bytes: int
     sha256: str
+    block_crc32s: tuple[int, ...] = ()
+    """The checksum of each block; none where nobody took them."""
 
 
 def model_paths(folder: Path) -> list[Path]:
@@ -69,13 +74,14 @@ def hash_files(folder: Path, on_bytes: Callable[[int], None] = lambda _: None) -
 
 
 def _hashed(path: Path, on_bytes: Callable[[int], None]) -> StoredFile:
-    digest, size_bytes = hashlib.sha256(), 0
+    digest, size_bytes, block_crc32s = hashlib.sha256(), 0, []
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            size_bytes += len(chunk)
-            on_bytes(len(chunk))
-    return StoredFile(path.name, size_bytes, digest.hexdigest())
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+            block_crc32s.append(zlib.crc32(block))
+            size_bytes += len(block)
+            on_bytes(len(block))
+    return StoredFile(path.name, size_bytes, digest.hexdigest(), tuple(block_crc32s))
 
 
 def digest_of(files: Sequence[StoredFile]) -> str:
@@ -88,7 +94,7 @@ def write(folder: Path, model: model_pb2.Model, files: Sequence[StoredFile]) -> 
     """Write ullage.json, whole or not at all."""
     document = {
         "model": json_format.MessageToDict(model),
-        "files": {file.name: {"bytes": file.size_bytes, "sha256": file.sha256} for file in files},
+        "files": {file.name: _entry(file) for file in files},
     }
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{MANIFEST_FILE}.")
     try:
@@ -103,14 +109,22 @@ def write(folder: Path, model: model_pb2.Model, files: Sequence[StoredFile]) -> 
         raise
 
 
+def _entry(file: StoredFile) -> dict[str, Any]:
+    blocks = {"crc32": [f"{each:08x}" for each in file.block_crc32s]} if file.block_crc32s else {}
+    return {"bytes": file.size_bytes, "sha256": file.sha256, **blocks}
+
+
+def _stored(name: str, entry: Any) -> StoredFile:
+    block_crc32s = tuple(int(each, 16) for each in entry.get("crc32", ()))
+    return StoredFile(name, int(entry["bytes"]), str(entry["sha256"]), block_crc32s)
+
+
 def read(folder: Path) -> tuple[model_pb2.Model, tuple[StoredFile, ...]]:
     """What ullage.json says. Raises ModelFolderError where there is none, or it is none of ours."""
     try:
         document: Any = json.loads((folder / MANIFEST_FILE).read_bytes())
         model = json_format.ParseDict(document["model"], model_pb2.Model(), ignore_unknown_fields=True)
-        files = tuple(
-            StoredFile(name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in document["files"].items()
-        )
+        files = tuple(_stored(name, entry) for name, entry in document["files"].items())
     except FileNotFoundError as error:
         raise ModelFolderError(
             f"{folder.name or folder} has no {MANIFEST_FILE}, so it is no prepared model: run `ullage models add`"

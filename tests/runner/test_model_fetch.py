@@ -85,6 +85,13 @@ async def fetch(models_dir: Path, asked: Any) -> tuple[Path, list[tuple[int, int
     return path, said
 
 
+def flip_last_byte(path: Path) -> None:
+    """As a disk does."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
 def tensors(path: Path) -> dict[str, bytes]:
     """Every tensor's bytes by name."""
     data = path.read_bytes()
@@ -142,6 +149,15 @@ async def test_a_damaged_chunk_is_fetched_again(
     path, _ = await fetch(tmp_path / "here", assignment(model, source[1]))
 
     model_folder.verify(path, model)
+
+
+async def test_what_has_changed_on_the_sources_disk_is_not_sent(
+    whole: Path, model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    flip_last_byte(whole / WEIGHTS)
+
+    with pytest.raises(FetchError, match=r"DATA_LOSS model\.safetensors is damaged after byte \d+: run `ullage models"):
+        await fetch(tmp_path / "here", assignment(model, source[1]))
 
 
 async def test_the_next_source_is_asked_when_one_is_gone(
