@@ -268,6 +268,9 @@ class Generations:
             self._open -= 1
             if not (answer.is_finished and self._is_kept(answer)):
                 self._pipeline.close_sequence(answer.sequence_id)
+                if answer.prefix is not None:
+                    # Whoever left before its first step went round is known by this name on the other ranks.
+                    self._pipeline.close_sequence(answer.prefix.sequence_id)
             # Only now: the other ranks hold no more sequences than there are places.
             self._leave_place()
 

@@ -139,6 +139,18 @@ async def test_a_prompt_goes_on_from_what_an_earlier_one_began_with_and_gives_th
         assert penalised.summary.reused_prompt_tokens == 0
 
 
+async def test_who_leaves_while_it_goes_on_from_an_earlier_prompt_leaves_nothing(
+    tiny: tuple[Path, model_pb2.Model],
+) -> None:
+    folder, model = tiny
+    async with running(folder, model, 2, context_tokens=400) as ring:
+        for milliseconds in range(12):
+            assert len((await ring.generate(tokens=LONG_PROMPT, max_tokens=2)).token_ids) == 2
+            call = ring.children[0].runner.Generate(generate_request(tokens=LONG_PROMPT))
+            await asyncio.sleep(milliseconds / 1000)
+            call.cancel()
+
+
 async def test_what_is_kept_of_prompts_gives_way_to_answers(tiny: tuple[Path, model_pb2.Model]) -> None:
     folder, model = tiny
     prompts = [[first, *LONG_PROMPT] for first in range(5)]
