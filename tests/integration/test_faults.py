@@ -6,6 +6,7 @@ Here runs a choice of the combinations; `pytest -m faults` runs them all.
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -17,13 +18,17 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from tests.integration.cluster import Cluster, eventually
-from tests.integration.ring import BOUND_SECONDS, LONG_PROMPT, MODEL, PHASES, Ring
+from services.cli.failure import ExitCode
+from tests.integration.cluster import ULLAGE, Cluster, eventually
+from tests.integration.ring import BOUND_SECONDS, LONG_PROMPT, MODEL, PHASES, Answer, Ring
 
 pytestmark = pytest.mark.model
 
 OUT_OF_MEMORY_SECONDS_MAX: Final = 90.0
 """Until a shard has asked for more than it may have."""
+
+KV_BYTES_MIN: Final = 16 << 20
+"""Of a long prompt's 800 tokens, at 23 kB each on a rank with half the layers."""
 
 LAYERS: Final = {"node-1": 15, "node-2": 15}
 NAMES: Final = tuple(LAYERS)
@@ -144,7 +149,7 @@ def test_a_rank_lost_in_any_way_and_phase_is_told_within_five_seconds_and_got_ov
 def test_a_shard_stopped_for_two_seconds_is_left_in_peace(ring: Ring) -> None:
     if not ring.is_running:
         ring.place_and_run(LAYERS)
-    answer = ring.ask(tokens=200)
+    answer = ring.ask(tokens=80)
     answer.has_tokens(3)
     process = ring.shard(1)
     process.suspend()
@@ -153,7 +158,48 @@ def test_a_shard_stopped_for_two_seconds_is_left_in_peace(ring: Ring) -> None:
     answer.wait()
 
     assert answer.error is None
-    assert len(answer.token_ids) == 200
+    assert len(answer.token_ids) == 80
+
+
+def test_a_client_of_a_runner_that_is_stopped_is_told_by_the_master(ring: Ring) -> None:
+    ring.release()
+    ring.place_and_run({"node-1": 30})
+    runner = ring.cluster.processes["node-1-runner"]
+    command = [*ULLAGE, "generate", ring.instance.instance_id, "Once upon a time", "--raw"]
+    with subprocess.Popen(
+        command, env={**os.environ, **ring.cluster.environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as client:
+        assert client.stdout is not None
+        # It answers; a thousand tokens are still to come.
+        client.stdout.read(10)
+        since = time.monotonic()
+        runner.send_signal(signal.SIGSTOP)
+        try:
+            # Nobody but the master can see it, by the probe that goes on.
+            assert ring.failed(since) == "rank 0 on node-1 failed while RUNNING: its runner has not been heard for 4 s"
+            _, told = client.communicate(timeout=BOUND_SECONDS)
+        finally:
+            runner.send_signal(signal.SIGCONT)
+    assert client.returncode == ExitCode.UNAVAILABLE
+    assert b"its runner has not been heard for 4 s" in told
+    ring.everything_is_gone()
+
+
+def test_a_client_that_goes_gives_the_memory_of_its_answer_back_on_every_rank(running: Ring) -> None:
+    ranks = [running.shard(rank) for rank in (0, 1)]
+
+    def resident() -> list[int]:
+        return [rank.memory_info().rss for rank in ranks]
+
+    answer = running.ask(LONG_PROMPT, tokens=200)
+    answer.has_tokens(2)
+    held = resident()
+    answer.cancel()
+    eventually(
+        "every rank gives the memory back",
+        lambda: all(then - now > KV_BYTES_MIN for now, then in zip(resident(), held, strict=True)),
+        seconds=BOUND_SECONDS,
+    )
 
 
 @pytest.fixture
@@ -175,52 +221,61 @@ def memory_group() -> Iterator[Any]:
 
 
 HOG: Final = """
-import pathlib, time
-pathlib.Path("/proc/self/oom_score_adj").write_text("-1000")
-print("ready", flush=True)
+import time
 input()
 held = []
 while True:
     held.append(b"x" * 65536)
     time.sleep(0.01)
 """
-"""Takes more and more memory, and is never the one the kernel kills for it."""
+"""Takes more and more memory; the kernel kills who holds most, which is a shard."""
 
 
 @pytest.fixture
 def hog() -> Iterator[Any]:
-    with subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
+        # Closing it would write what the process did not live to read.
+        process.communicate()
+
+
+def starve(ring: Ring, phase: str, confine: Any, hog: subprocess.Popen[bytes]) -> tuple[psutil.Process, Answer | None]:
+    """Have rank 1 be in this phase with too little memory: its process, and the request under way."""
+    if phase == "load":
+        ring.release()
+        ring.place(LAYERS)
+    victim, answer = ring.shard(1), None
+    # What a process holds so far is not charged to a group that it enters.
+    match phase:
+        case "load":
+            confine(victim, 150 << 20)
+        case "prefill":
+            confine(victim, 4 << 20)
+            answer = ring.ask(LONG_PROMPT, 4)
+        case "decode":
+            answer = ring.ask(tokens=400)
+            answer.has_tokens(3)
+            confine(victim, 1 << 20)
+        case _:
+            confine(victim, 8 << 20)
+            confine(psutil.Process(hog.pid), 8 << 20)
+            tell(hog)
+    return victim, answer
+
+
+def tell(hog: subprocess.Popen[bytes]) -> None:
+    """Have it begin."""
+    assert hog.stdin is not None
+    hog.stdin.write(b"\n")
+    hog.stdin.flush()
 
 
 @pytest.mark.parametrize("phase", ["load", *(pytest.param(phase, marks=pytest.mark.faults) for phase in PHASES[1:])])
 def test_a_shard_out_of_memory_is_told_as_that_and_got_over(
     running: Ring, memory_group: Any, hog: subprocess.Popen[bytes], phase: str
 ) -> None:
-    if phase == "load":
-        running.release()
-        running.place(LAYERS)
-    victim, answer = running.shard(1), None
-    # What a process holds so far is not charged to a group that it enters.
-    match phase:
-        case "load":
-            memory_group(victim, 150 << 20)
-        case "prefill":
-            memory_group(victim, 4 << 20)
-            answer = running.ask(LONG_PROMPT, 4)
-        case "decode":
-            answer = running.ask(tokens=400)
-            answer.has_tokens(3)
-            memory_group(victim, 1 << 20)
-        case _:
-            assert hog.stdin is not None
-            assert hog.stdout is not None
-            hog.stdout.readline()
-            memory_group(victim, 8 << 20)
-            memory_group(psutil.Process(hog.pid), 8 << 20)
-            hog.stdin.write(b"\n")
-            hog.stdin.flush()
+    victim, answer = starve(running, phase, memory_group, hog)
     psutil.wait_procs([victim], timeout=OUT_OF_MEMORY_SECONDS_MAX)
     failure = running.failed(time.monotonic())
     hog.kill()

@@ -18,7 +18,6 @@ TOKENS = "64"
 PROMPTS = (
     "The old lighthouse keeper opened the door and",
     "def fibonacci(n):\n",
-    "Water boils at one hundred degrees because",
 )
 SPLITS = {
     "one node": {"node-2": 30},

@@ -16,7 +16,7 @@ from tests.runner.shard.test_describe import described
 from ullage.v1 import model_pb2
 
 PROMPT = "<|im_start|>user\nTell me about the sea.<|im_end|>\n<|im_start|>assistant\n"
-TOKENS = 128
+TOKENS = 64
 
 
 def whole(folder: Path, layers: int, prompt: list[int]) -> list[int]:
@@ -41,7 +41,7 @@ def weight_bytes(model: model_pb2.Model, cut: model_pb2.Shard) -> int:
 
 
 @pytest.mark.model
-async def test_two_shards_of_smollm2_give_128_of_128_tokens_in_the_bytes_they_were_promised(
+async def test_two_shards_of_smollm2_give_its_tokens_in_the_bytes_they_were_promised(
     smollm2_folder: Path,
 ) -> None:
     model = model_folder.read_manifest(smollm2_folder)
@@ -56,4 +56,4 @@ async def test_two_shards_of_smollm2_give_128_of_128_tokens_in_the_bytes_they_we
     ends = Text.read(smollm2_folder).end_ids
     until_end = next((place for place, token in enumerate(expected) if token in ends), TOKENS)
     assert answer.token_ids == expected[:until_end]
-    assert until_end > 64
+    assert until_end > 32
