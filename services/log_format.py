@@ -11,7 +11,8 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -58,13 +59,17 @@ StoredRow: TypeAlias = tuple[int, int, int, int, int, int, bytes]
 """The same as it is in the table: with the source's number in place of its name."""
 
 
+def kind(stored: event_pb2.Fact) -> int:
+    """The number of a fact's kind."""
+    return _KINDS[stored.WhichOneof("fact")]
+
+
 def stored_row(
     sequence: int, recorded_at_ns: int, source_number: int, source_sequence: int, stored: event_pb2.Fact
 ) -> StoredRow:
     """The row that stores a fact."""
     payload = stored.SerializeToString()
-    kind = _KINDS[stored.WhichOneof("fact")]
-    return sequence, recorded_at_ns, kind, source_number, source_sequence, zlib.crc32(payload), payload
+    return sequence, recorded_at_ns, kind(stored), source_number, source_sequence, zlib.crc32(payload), payload
 
 
 def fact(sequence: int, crc: int, payload: bytes) -> event_pb2.Fact:
@@ -93,20 +98,53 @@ def event(row: Row) -> event_pb2.RecordedEvent:
 
 
 def facts(sequences: Sequence[int], crcs: Sequence[int], payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
-    """`fact` for many rows; nothing is yielded if one is corrupt."""
-    if list(map(zlib.crc32, payloads)) != list(crcs):
-        for sequence, crc, payload in zip(sequences, crcs, payloads, strict=True):
-            fact(sequence, crc, payload)
-    return map(event_pb2.Fact.FromString, payloads)
+    """`fact` for many rows; nothing is yielded where a checksum does not match."""
+    try:
+        if list(map(zlib.crc32, payloads)) == list(crcs):
+            yield from parsed(payloads)
+            return
+    except DecodeError:
+        pass
+    for row in zip(sequences, crcs, payloads, strict=True):
+        fact(*row)  # One of them raises, with its sequence.
+
+
+def parsed(payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
+    """The facts in these bytes, some read together, which takes a third of the time. Raises DecodeError."""
+    for start in range(0, len(payloads), _PARSED_TOGETHER):
+        some = payloads[start : start + _PARSED_TOGETHER]
+        framed = [b""] * (2 * len(some))
+        framed[0::2] = map(_FRAMES.__getitem__, map(len, some))
+        framed[1::2] = some
+        yield from event_pb2.Facts.FromString(b"".join(framed)).facts
+
+
+class _Frames(dict[int, bytes]):
+    """What stands before each fact in Facts, by the fact's length."""
+
+    def __missing__(self, length: int) -> bytes:
+        frame, rest = bytearray([_FACTS_TAG]), length
+        while rest > 0x7F:
+            frame.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        frame.append(rest)
+        return bytes(frame)
+
+
+_FACTS_TAG: Final = event_pb2.Facts.FACTS_FIELD_NUMBER << 3 | 2
+_FRAMES: Final = _Frames()
+_FRAMES.update({length: _FRAMES[length] for length in range(1024)})  # The lengths of nearly all facts.
+_PARSED_TOGETHER: Final = 64
+"""They share their memory, all of it held by whoever holds one: few enough, since a state holds one of each node."""
 
 
 def chain_hash(before: bytes, rows: Sequence[StoredRow]) -> bytes:
     """The hash of a commit: over the commit before it, then its rows' numbers as 64 bits each, then their payloads."""
-    numbers: list[int] = []
-    for row in rows:
-        numbers += row[:6]
+    numbers: list[Any] = list(chain.from_iterable(rows))
+    payloads = numbers[6::7]
+    del numbers[6::7]
     packed = struct.pack(f"<{len(numbers)}q", *numbers)
-    return hashlib.sha256(before + packed + b"".join([row[6] for row in rows])).digest()
+    return hashlib.sha256(before + packed + b"".join(payloads)).digest()
 
 
 def seal(commit: bytes, rows: Iterable[StoredRow]) -> bytes:

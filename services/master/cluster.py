@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
+from itertools import count, repeat
 from pathlib import Path
 from typing import Final
 
@@ -22,10 +23,11 @@ import structlog
 from services import log_format
 from services.clock import Clock
 from services.master import errors
-from services.master.event_log import Append, Commit, EventLog, NumberedFact, ReadOnlyLog
+from services.master.batch import Batch, batch
+from services.master.event_log import Append, Commit, EventLog, ReadOnlyLog
 from services.master.liveness import Bounds, fallen, liveness
 from services.master.replay import fold, nearest
-from services.master.state import NodeRecord, State, apply_fact
+from services.master.state import NodeRecord, State, apply_facts
 from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
 
 MASTER_SOURCE: Final = "master"
@@ -148,7 +150,7 @@ class Cluster:
         """
         if not facts:
             return self.state.sequence
-        stored = await self.submit(MASTER_SOURCE, [(0, fact) for fact in facts])
+        stored = await self.submit(MASTER_SOURCE, batch((0, fact) for fact in facts))
         return stored.last_sequence
 
     async def record(self, source: str, observations: Sequence[telemetry_service_pb2.Observation]) -> int:
@@ -156,10 +158,10 @@ class Cluster:
 
         Returns the source_sequence up to which everything is durable and applied. Raises as `append` does.
         """
-        stored = await self.submit(source, [(said.source_sequence, said.fact) for said in observations])
+        stored = await self.submit(source, batch((said.source_sequence, said.fact) for said in observations))
         return stored.acknowledged
 
-    def submit(self, source: str, facts: Sequence[NumberedFact], *, after: int = 0) -> asyncio.Future[Append]:
+    def submit(self, source: str, facts: Batch, *, after: int = 0) -> asyncio.Future[Append]:
         """Queue facts for the log, in the order of the calls; done when durable and applied.
 
         Whoever does not wait for one call before the next says `after`, the last source_sequence of the one
@@ -253,11 +255,11 @@ class Cluster:
         if commit.error is not None:
             self._uncommitted(commit, commit.error)
             return
-        state = self.state
         for append in commit.appends:
-            for row, fact in zip(append.rows, append.stored, strict=True):
-                apply_fact(state, row[0], row[1], fact)
-            if append.rows:
+            apply_facts(
+                self.state, zip(count(append.first_sequence), repeat(commit.recorded_at_ns), append.stored.facts)
+            )
+            if append.acknowledged:
                 self._acknowledged[append.source] = append.acknowledged
         self._publish(commit)
         self._settle(commit)
@@ -281,19 +283,30 @@ class Cluster:
     def _publish(self, commit: Commit) -> None:
         events: dict[int, event_pb2.RecordedEvent] = {}
         for subscription in self._subscriptions:
-            kinds, wanted = subscription.kinds, []
+            wanted: list[event_pb2.RecordedEvent] = []
             for append in commit.appends:
-                for row, fact in zip(append.rows, append.stored, strict=True):
-                    if kinds is None or row[2] in kinds:
-                        event = events.get(row[0]) or _event(row, append.source, fact)
-                        events[row[0]] = event
-                        wanted.append(event)
+                for index in _wanted(append.stored, subscription.kinds):
+                    sequence = append.first_sequence + index
+                    event = events.get(sequence) or _event(commit, append, index)
+                    events[sequence] = event
+                    wanted.append(event)
             if wanted:
                 subscription.put(wanted)
 
 
-def _event(row: log_format.StoredRow, source: str, fact: event_pb2.Fact) -> event_pb2.RecordedEvent:
-    return log_format.recorded(row[0], row[1], source, row[4], fact)
+def _wanted(stored: Batch, kinds: frozenset[int] | None) -> Iterable[int]:
+    """Where in `stored` facts of these kinds are, or all of them."""
+    if kinds is None:
+        return range(len(stored.kinds))
+    if kinds.isdisjoint(stored.kinds):
+        return ()
+    return [index for index, kind in enumerate(stored.kinds) if kind in kinds]
+
+
+def _event(commit: Commit, append: Append, index: int) -> event_pb2.RecordedEvent:
+    stored, sequence = append.stored, append.first_sequence + index
+    source_sequence = stored.source_sequences[index]
+    return log_format.recorded(sequence, commit.recorded_at_ns, append.source, source_sequence, stored.facts[index])
 
 
 @asynccontextmanager

@@ -20,10 +20,10 @@ import threading
 from asyncio import Future
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import structlog
 from sqlalchemy import Connection
@@ -32,13 +32,10 @@ from sqlalchemy.exc import DBAPIError
 from services import log_format
 from services.clock import Clock
 from services.master import errors, log_file
+from services.master.batch import NOTHING, Batch
 from services.master.log_head import Head, HeadFile, head_path, read_head
 from services.master.log_lock import LogLock
 from services.master.log_reader import LogReader, head
-from ullage.v1 import event_pb2
-
-NumberedFact: TypeAlias = tuple[int, event_pb2.Fact]
-"""A fact with its source_sequence; 0 from the master itself, whose facts are not counted."""
 
 COMMIT_FACTS_MAX: Final = 4096
 """Facts in one transaction: beyond this, larger ones are no cheaper."""
@@ -70,7 +67,7 @@ class Append:
     """What somebody wants stored, and what became of it."""
 
     source: str
-    facts: Sequence[NumberedFact]
+    batch: Batch
     done: Future[Append]
     """For whoever waits; the log itself never touches it."""
     after: int = 0
@@ -81,10 +78,15 @@ class Append:
     """The log's last sequence once this is stored."""
     acknowledged: int = 0
     """The source_sequence up to which everything of this source is stored."""
-    rows: list[log_format.StoredRow] = field(default_factory=list)
-    """What of it is new on disk, and what was there already left out."""
-    stored: list[event_pb2.Fact] = field(default_factory=list)
-    """The fact of each row."""
+    stored: Batch = NOTHING
+    """What of it is new on disk: what was there already is left out."""
+    first_sequence: int = 0
+    """The sequence of the first fact of `stored`; the others follow it."""
+
+    @property
+    def weight(self) -> int:
+        """How many facts it keeps waiting."""
+        return len(self.batch.facts)
 
 
 @dataclass(slots=True)
@@ -92,6 +94,7 @@ class Commit:
     """One transaction: what was asked for, in the order it was stored, or why nothing of it is."""
 
     appends: list[Append]
+    recorded_at_ns: int = 0
     error: errors.MasterError | None = None
     fatal: bool = False
     """The writer has ended: nothing can be stored any more."""
@@ -102,7 +105,7 @@ class Chore(Generic[T]):
 
     def __init__(self, work: Callable[[Connection], T]) -> None:
         self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self.facts: Sequence[NumberedFact] = ()
+        self.weight = 0
         self._work = work
 
     def attempt(self, connection: Connection) -> None:
@@ -219,9 +222,9 @@ class _Writer:
         with self._lock:
             if self._ended:
                 raise errors.Unavailable("the log is closed: the master is stopping")
-            if self._facts_queued + len(asked.facts) > QUEUE_FACTS_MAX:
+            if self._facts_queued + asked.weight > QUEUE_FACTS_MAX:
                 raise errors.Unavailable("more facts wait for the disk than it can take: try again later")
-            self._facts_queued += len(asked.facts)
+            self._facts_queued += asked.weight
             self._queue.put(asked)
 
     def stop(self) -> None:
@@ -250,7 +253,7 @@ class _Writer:
         if first is None or isinstance(first, Chore):
             return first
         appends = [first]
-        facts = len(first.facts)
+        facts = first.weight
         while facts < COMMIT_FACTS_MAX:
             try:
                 following = self._queue.get_nowait()
@@ -263,7 +266,7 @@ class _Writer:
                 self._put_back = following
                 break
             appends.append(following)
-            facts += len(following.facts)
+            facts += following.weight
         with self._lock:
             self._facts_queued -= facts
         return appends
@@ -281,7 +284,8 @@ class _Writer:
             return Commit(appends, error=errors.LogFailed(repr(error)), fatal=True)
 
     def _commit(self, appends: list[Append]) -> Commit:
-        draft = _Draft(self._sequence, self._clock.now_ns(), self._sources)
+        now_ns = self._clock.now_ns()
+        draft = _Draft(self._sequence, now_ns, self._sources)
         for append in appends:
             draft.add(append)
         if draft.rows:
@@ -294,7 +298,7 @@ class _Writer:
             self._head_file.write(Head(draft.sequence, digest))
             self._sequence, self._hash = draft.sequence, digest
             self._sources.update(draft.sources)
-        return Commit(appends)
+        return Commit(appends, now_ns)
 
 
 class _Draft:
@@ -314,19 +318,14 @@ class _Draft:
         if last < append.after:
             append.error = errors.Unavailable("what was to be stored before this was not: connect again")
             return
-        at, sequence = self._recorded_at_ns, self.sequence
-        for source_sequence, fact in append.facts:
-            if source_sequence:
-                if source_sequence <= last:
-                    continue
-                last = source_sequence
-            sequence += 1
-            append.rows.append(log_format.stored_row(sequence, at, number, source_sequence, fact))
-            append.stored.append(fact)
-        if append.rows:
-            self.rows += append.rows
+        new = append.stored = append.batch.newer(last)
+        if new.facts:
+            append.first_sequence = self.sequence + 1
+            self.rows += new.rows(append.first_sequence, self._recorded_at_ns, number)
+            self.sequence += len(new.facts)
+            last = max(last, new.source_sequences[-1])
             self.sources[append.source] = _Source(number, append.source, last)
-        self.sequence = append.last_sequence = sequence
+        append.last_sequence = self.sequence
         append.acknowledged = last
 
     def _source(self, name: str) -> _Source:

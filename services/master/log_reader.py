@@ -20,8 +20,8 @@ from sqlalchemy import Connection, Engine
 from services import log_format
 from ullage.v1 import event_pb2
 
-PAGE_EVENTS: Final = 2048
-"""Events in a page: some milliseconds."""
+PAGE_EVENTS: Final = 512
+"""Events in a page: some milliseconds, and few enough to stay in the processor's cache."""
 
 _SELECT: Final = (
     "SELECT e.seq, e.recorded_at_ns, e.kind, s.name, e.source_seq, e.crc, e.payload "
@@ -108,21 +108,28 @@ class LogReader:
         with self.engine.connect() as connection:
             return [log_format.Row(*row) for row in connection.exec_driver_sql(statement, (first, last))]
 
-    def read_page(self, first: int, last: int) -> Page:
-        """The next rows from `first` on, up to `last`: all that a replay needs of them.
+    def pages(self, first: int, last: int) -> Iterator[Page]:
+        """The rows numbered `first` to `last`: all that a replay needs of them.
 
         Raises CorruptEventError when one is not there that was not compacted away.
         """
-        end = min(last, first + PAGE_EVENTS - 1)
+        # One connection for all of them; each page is a transaction of its own.
         with self.engine.connect() as connection:
-            result = connection.exec_driver_sql(
-                "SELECT recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, end)
-            )
-            # The driver's own tuples, without SQLAlchemy's row around each: a replay reads millions.
-            rows = result.cursor.fetchall()
-            if len(rows) == end - first + 1:
-                return Page(end, range(first, end + 1), *zip(*rows, strict=True))
-            return self._sparse_page(connection, first, last)
+            while first <= last:
+                page = self._page(connection, first, last)
+                yield page
+                first = page.reached + 1
+
+    def _page(self, connection: Connection, first: int, last: int) -> Page:
+        end = min(last, first + PAGE_EVENTS - 1)
+        result = connection.exec_driver_sql(
+            "SELECT recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, end)
+        )
+        # The driver's own tuples, without SQLAlchemy's row around each: a replay reads millions.
+        rows = result.cursor.fetchall()
+        if len(rows) == end - first + 1:
+            return Page(end, range(first, end + 1), *zip(*rows, strict=True))
+        return self._sparse_page(connection, first, last)
 
     def _sparse_page(self, connection: Connection, first: int, last: int) -> Page:
         rows = connection.exec_driver_sql(

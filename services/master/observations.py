@@ -3,43 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
+from services import log_format
 from services.master import errors
+from services.master.batch import NOTHING, Batch
 from ullage.v1 import event_pb2, node_pb2, telemetry_service_pb2
 
 BATCH_OBSERVATIONS_MAX: Final = 4096
 """Facts in one message: as many as the log takes in one transaction."""
 
+_MEMORY_SAMPLED: Final = log_format.KIND_NUMBERS["memory_sampled"]
+
 _CLAMP: Final = "clamp the reading and flag it MEMORY_FLAG_CLAMPED, or leave out what was not measured"
 
 
 def checked(
-    node_id: str, observations: Sequence[telemetry_service_pb2.Observation], last_sequence: int
-) -> list[tuple[int, event_pb2.Fact]]:
-    """What `node_id`'s probe said, each fact with its source_sequence.
+    node_id: str, observations: Sequence[telemetry_service_pb2.UnopenedObservation], last_sequence: int
+) -> Batch:
+    """What `node_id`'s probe said.
 
     `last_sequence` is the source_sequence of the last observation this stream brought before, 0 for none. What
     follows may leave some out, since a probe gives up facts when its buffer is full, but not go back. Raises
     InvalidRequest, naming what to fix, unless all of it may be stored.
     """
+    if not observations:
+        return NOTHING
     if len(observations) > BATCH_OBSERVATIONS_MAX:
         raise errors.InvalidRequest(
             f"a message holds {len(observations)} observations: send at most {BATCH_OBSERVATIONS_MAX} in one"
         )
-    facts = []
-    for said in observations:
-        sequence, fact = said.source_sequence, said.fact
-        if sequence <= last_sequence:
-            raise errors.InvalidRequest(
-                f"source_sequence {sequence} follows {last_sequence}: "
-                "number what a boot says 1, 2, 3 ... and send it in order"
-            )
-        last_sequence = sequence
-        if wrong := _wrong(node_id, fact):
+    sequences, payloads = zip(*[(said.source_sequence, said.fact) for said in observations], strict=True)
+    _refuse_disorder(last_sequence, sequences)
+    facts, kinds = _opened(sequences, payloads), []
+    for sequence, fact in zip(sequences, facts, strict=True):
+        # Nearly all are samples of the memory; one that is about this node is there, so it is what the fact is.
+        sampled = fact.memory_sampled
+        if sampled.node_id == node_id:
+            kind, wrong = _MEMORY_SAMPLED, _wrong_memory(sampled.sample)
+        else:
+            kind, wrong = log_format.kind(fact), _wrong(node_id, fact)
+        if wrong:
             raise errors.InvalidRequest(f"observation {sequence}: {wrong}")
-        facts.append((sequence, fact))
-    return facts
+        kinds.append(kind)
+    return Batch(sequences, kinds, payloads, facts)
+
+
+def _refuse_disorder(last_sequence: int, sequences: Sequence[int]) -> None:
+    for before, after in pairwise((last_sequence, *sequences)):
+        if after <= before:
+            raise errors.InvalidRequest(
+                f"source_sequence {after} follows {before}: number what a boot says 1, 2, 3 ... and send it in order"
+            )
+
+
+def _opened(sequences: Sequence[int], payloads: Sequence[bytes]) -> Sequence[event_pb2.Fact]:
+    """The facts in these bytes. Raises InvalidRequest, naming the first that holds none."""
+    try:
+        return list(log_format.parsed(payloads))
+    except DecodeError as error:
+        for sequence, payload in zip(sequences, payloads, strict=True):
+            try:
+                event_pb2.Fact.FromString(payload)
+            except DecodeError:
+                raise errors.InvalidRequest(f"observation {sequence}: its bytes are no fact: {error}") from error
+        raise
 
 
 def _wrong(node_id: str, fact: event_pb2.Fact) -> str:
@@ -62,7 +93,6 @@ def _wrong(node_id: str, fact: event_pb2.Fact) -> str:
 
 def _wrong_memory(sample: node_pb2.MemorySample) -> str:
     """What is wrong with a sample. An absent figure reads as 0, which is never more than a whole."""
-    ram, swap = sample.ram_total_bytes, sample.swap_total_bytes
     most = max(
         sample.ram_available_bytes,
         sample.ram_free_bytes,
@@ -70,8 +100,9 @@ def _wrong_memory(sample: node_pb2.MemorySample) -> str:
         sample.balanced_available_bytes,
         sample.ceiling_available_bytes,
     )
-    if most > ram and sample.HasField("ram_total_bytes"):
-        return f"{most} bytes are available of {ram} in all; {_CLAMP}"
+    if most > sample.ram_total_bytes and sample.HasField("ram_total_bytes"):
+        return f"{most} bytes are available of {sample.ram_total_bytes} in all; {_CLAMP}"
+    swap = sample.swap_total_bytes
     if sample.swap_available_bytes > swap and sample.HasField("swap_total_bytes"):
         return f"{sample.swap_available_bytes} bytes of swap are available of {swap} in all; {_CLAMP}"
     return ""

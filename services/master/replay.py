@@ -8,7 +8,7 @@ import structlog
 
 from services.master.checkpoint import RELEASE, restored
 from services.master.log_reader import LogReader
-from services.master.state import State, apply_fact
+from services.master.state import State, apply_facts
 
 log = structlog.get_logger()
 
@@ -18,10 +18,8 @@ def fold(reader: LogReader, state: State, last: int) -> Iterator[int]:
 
     Raises CorruptEventError at the first event that is not there or not what was stored.
     """
-    while state.sequence < last:
-        page = reader.read_page(state.sequence + 1, last)
-        for sequence, recorded_at_ns, fact in zip(page.sequences, page.times_ns, page.facts(), strict=True):
-            apply_fact(state, sequence, recorded_at_ns, fact)
+    for page in reader.pages(state.sequence + 1, last):
+        apply_facts(state, zip(page.sequences, page.times_ns, page.facts(), strict=True))
         state.sequence = page.reached
         yield state.sequence
 

@@ -22,12 +22,12 @@ from services.master import errors, view
 from services.master.cluster import Cluster, attached
 from services.master.event_log import EventLog
 from services.master.keeper import Keeper
+from services.master.servicers import telemetry
 from services.master.servicers.dispatch import DispatchServicer
 from services.master.servicers.events import EventServicer
 from services.master.servicers.log import LogServicer
 from services.master.servicers.models import ModelServicer
 from services.master.servicers.placement import PlacementServicer
-from services.master.servicers.telemetry import TelemetryServicer
 from services.master.settings import Settings
 from services.master.starting import StartingInterceptor
 from services.rpc import Server
@@ -38,7 +38,6 @@ from ullage.v1 import (
     log_service_pb2_grpc,
     model_service_pb2_grpc,
     placement_service_pb2_grpc,
-    telemetry_service_pb2_grpc,
 )
 
 STOP_GRACE_SECONDS: Final = 1.0
@@ -75,7 +74,7 @@ class Master:
 
     def _add_services(self) -> None:
         for name, register, servicer in (
-            ("TelemetryService", telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server, TelemetryServicer),
+            ("TelemetryService", telemetry.add_to_server, telemetry.TelemetryServicer),
             ("PlacementService", placement_service_pb2_grpc.add_PlacementServiceServicer_to_server, PlacementServicer),
             ("EventService", event_service_pb2_grpc.add_EventServiceServicer_to_server, EventServicer),
             ("ModelService", model_service_pb2_grpc.add_ModelServiceServicer_to_server, ModelServicer),

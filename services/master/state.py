@@ -10,6 +10,7 @@ Rules this module lives by:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ullage.v1 import event_pb2, model_pb2, node_pb2
@@ -185,6 +186,26 @@ def apply_fact(  # noqa: C901, PLR0912, PLR0915 - an arm for each fact
             state.unapplied_events += 1
 
 
+def apply_facts(state: State, events: Iterable[tuple[int, int, event_pb2.Fact]]) -> None:
+    """`apply_fact` for many, each with its sequence and its time.
+
+    Nearly every event of a log is a sample of the memory of a known node without shards. For such a one this does what
+    `apply_fact` does, in half the time.
+    """
+    nodes, sequence, recorded_at_ns = state.nodes, state.sequence, state.recorded_at_ns
+    for sequence, recorded_at_ns, fact in events:
+        sampled = fact.memory_sampled
+        node_id = sampled.node_id
+        # A fact of another kind names no node here.
+        node = nodes.get(node_id) if node_id else None
+        if node is None or node.shards:
+            apply_fact(state, sequence, recorded_at_ns, fact)
+        else:
+            node.memory = sampled.sample
+            node.last_sequence = node.changed_at = sequence
+    state.sequence, state.recorded_at_ns = sequence, recorded_at_ns
+
+
 def _node(state: State, node_id: str) -> NodeRecord:
     """The node, made with its identity unknown when it speaks before it has announced itself."""
     node = state.nodes.get(node_id)
@@ -201,13 +222,11 @@ def _link_measured(state: State, link: node_pb2.Link) -> None:
 
 
 def _memory_sampled(state: State, fact: event_pb2.MemorySampled) -> None:
-    """Nearly every event of a log is one of these, so this is written for speed."""
     node = _node(state, fact.node_id)
     node.memory = fact.sample
-    if node.shards:
-        for shard in node.shards.values():
-            shard.settled_bytes = min(shard.seen_bytes, shard.resident_bytes)
-            shard.seen_bytes = shard.resident_bytes
+    for shard in node.shards.values():
+        shard.settled_bytes = min(shard.seen_bytes, shard.resident_bytes)
+        shard.seen_bytes = shard.resident_bytes
 
 
 def _system_sampled(state: State, fact: event_pb2.SystemSampled) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from services import rpc
 from services.master.cluster import Cluster
-from services.master.servicers.telemetry import TelemetryServicer
+from services.master.servicers.telemetry import TelemetryServicer, add_to_server
 from tests.clocks import FakeClock
 from tests.master.facts import (
     instance_released,
@@ -31,7 +31,7 @@ async def stub(cluster: Cluster) -> AsyncIterator[telemetry_service_pb2_grpc.Tel
     server = rpc.Server()
     server.add(
         "ullage.v1.TelemetryService",
-        telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server,
+        add_to_server,
         TelemetryServicer(cluster),
     )
     port = await server.start("127.0.0.1:0")

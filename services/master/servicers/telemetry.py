@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import grpc
+
 from services.master import errors
 from services.master.cluster import Cluster
 from services.master.event_log import Append
@@ -42,6 +44,21 @@ class _Stream:
         self.moved.set()
 
 
+def add_to_server(servicer: TelemetryServicer, server: grpc.aio.Server) -> None:
+    """Serve TelemetryService without opening the facts in its requests: their bytes are stored as they came."""
+    read = telemetry_service_pb2.UnopenedReport.FromString
+    handlers = {
+        "Report": grpc.stream_stream_rpc_method_handler(
+            servicer.Report, read, telemetry_service_pb2.ReportResponse.SerializeToString
+        ),
+        "ReportOnce": grpc.unary_unary_rpc_method_handler(
+            servicer.ReportOnce, read, telemetry_service_pb2.ReportOnceResponse.SerializeToString
+        ),
+    }
+    name = telemetry_service_pb2.DESCRIPTOR.services_by_name["TelemetryService"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+
 class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
     """TelemetryService over the one cluster."""
 
@@ -51,7 +68,7 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
         """The open stream of each node."""
 
     async def Report(
-        self, request_iterator: AsyncIterator[telemetry_service_pb2.ReportRequest], context: Any
+        self, request_iterator: AsyncIterator[telemetry_service_pb2.UnopenedReport], context: Any
     ) -> AsyncIterator[telemetry_service_pb2.ReportResponse]:
         with translated():
             first = await anext(request_iterator, None)
@@ -67,16 +84,16 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
                 self._close(stream)
 
     async def ReportOnce(
-        self, request: telemetry_service_pb2.ReportOnceRequest, context: Any
+        self, request: telemetry_service_pb2.UnopenedReport, context: Any
     ) -> telemetry_service_pb2.ReportOnceResponse:
         with translated():
             stream = self._stream(request.identity)
-            facts = checked(stream.identity.node_id, request.observations, 0)
+            said = checked(stream.identity.node_id, request.observations, 0)
             self._cluster.hear(stream.identity.node_id)
-            stored = await self._cluster.submit(stream.source, facts)
+            stored = await self._cluster.submit(stream.source, said)
             return telemetry_service_pb2.ReportOnceResponse(acknowledged_source_sequence=stored.acknowledged)
 
-    def _open(self, first: telemetry_service_pb2.ReportRequest) -> _Stream:
+    def _open(self, first: telemetry_service_pb2.UnopenedReport) -> _Stream:
         """The stream `first` begins, in place of one of the same node that is no longer heard."""
         if first.observations:
             raise errors.InvalidRequest("send the identity alone first, and the observations once it is answered")
@@ -110,7 +127,7 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
         for done in stream.in_flight:
             done.add_done_callback(_forget)
 
-    async def _read(self, stream: _Stream, requests: AsyncIterator[telemetry_service_pb2.ReportRequest]) -> None:
+    async def _read(self, stream: _Stream, requests: AsyncIterator[telemetry_service_pb2.UnopenedReport]) -> None:
         """Submit what arrives. The end of the stream says nothing: a client that was cut off ends it as well."""
         try:
             async for request in requests:
@@ -120,16 +137,16 @@ class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
         finally:
             stream.moved.set()
 
-    def _submit(self, stream: _Stream, observations: Sequence[telemetry_service_pb2.Observation]) -> None:
-        facts = checked(stream.identity.node_id, observations, stream.last_sequence)
+    def _submit(self, stream: _Stream, observations: Sequence[telemetry_service_pb2.UnopenedObservation]) -> None:
+        said = checked(stream.identity.node_id, observations, stream.last_sequence)
         stream.heard_at = self._cluster.clock.monotonic()
         self._cluster.hear(stream.identity.node_id)
-        if not facts:
+        if not said.facts:
             return
-        done = self._cluster.submit(stream.source, facts, after=stream.last_sequence)
+        done = self._cluster.submit(stream.source, said, after=stream.last_sequence)
         done.add_done_callback(lambda _: stream.moved.set())
         stream.in_flight.append(done)
-        stream.last_sequence, _ = facts[-1]
+        stream.last_sequence = said.source_sequences[-1]
 
     async def _acknowledge(self, stream: _Stream, reading: asyncio.Task[None]) -> AsyncIterator[int]:
         """How far the stream's facts are durable: at once, and at each step, until all that was read is."""

@@ -1,0 +1,65 @@
+"""Facts on their way into the log, in columns: what is done to many of them at once costs least so.
+
+Rules this module lives by:
+- The payload is the fact's bytes as they were sent, where it was sent: it is never serialised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress, repeat
+from operator import lt
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from services import log_format
+from ullage.v1 import event_pb2
+
+
+class Batch(NamedTuple):
+    """What one source said, in the order in which it said it; the columns are of one length."""
+
+    source_sequences: Sequence[int]
+    """Each fact's place in what the source says; 0 from the master itself, whose facts are not counted."""
+    kinds: Sequence[int]
+    payloads: Sequence[bytes]
+    facts: Sequence[event_pb2.Fact]
+
+    def newer(self, last: int) -> Batch:
+        """What of it is new of a source that said up to `last` before: what goes up from there, or is not counted."""
+        numbers = self.source_sequences
+        if not any(numbers) or (numbers[0] > last and all(map(lt, numbers, numbers[1:]))):
+            return self
+        kept = []
+        for number in numbers:
+            kept.append(number > last or not number)
+            last = max(last, number)
+        return Batch(*(list(compress(column, kept)) for column in self))
+
+    def rows(self, first: int, recorded_at_ns: int, source_number: int) -> list[log_format.StoredRow]:
+        """The rows that store it, from the sequence `first` on."""
+        return list(
+            zip(
+                range(first, first + len(self.facts)),
+                repeat(recorded_at_ns),
+                self.kinds,
+                repeat(source_number),
+                self.source_sequences,
+                map(crc32, self.payloads),
+                self.payloads,
+                strict=False,
+            )
+        )
+
+
+NOTHING: Final = Batch((), (), (), ())
+
+
+def batch(numbered: Iterable[tuple[int, event_pb2.Fact]]) -> Batch:
+    """Facts that have no bytes yet, each with its source_sequence."""
+    numbers, facts = [], []
+    for number, fact in numbered:
+        numbers.append(number)
+        facts.append(fact)
+    kinds = [log_format.kind(fact) for fact in facts]
+    return Batch(numbers, kinds, [fact.SerializeToString() for fact in facts], facts)
