@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from services.runner.shard import frames
-from services.runner.shard.pipeline import Pipeline
 from services.runner.shard.sampling import Sampled
 from ullage.v1 import dispatch_service_pb2, runner_service_pb2
 
@@ -24,22 +23,38 @@ DIFFERENCE_MAX: Final = 0.25
 _GREEDY: Final = runner_service_pb2.SamplingParameters()
 
 
+class Ring(Protocol):
+    """What takes tokens through all ranks; a Pipeline."""
+
+    async def step(
+        self,
+        generation_id: str,
+        position: int,
+        tokens: Sequence[int],
+        sampling: runner_service_pb2.SamplingParameters,
+        *,
+        wants_token: bool,
+    ) -> Sampled | None: ...
+
+    def close_sequence(self, generation_id: str) -> None: ...
+
+
 class SeamError(Exception):
     """The ranks do not make one model; str() says how that was seen."""
 
 
-async def warm_up(pipeline: Pipeline, assignment: dispatch_service_pb2.Assignment) -> None:
+async def warm_up(ring: Ring, assignment: dispatch_service_pb2.Assignment) -> None:
     """Send the first tokens round. Raises SeamError for what cannot be, RpcError when a rank is lost."""
     ranks = len(assignment.peers)
     room = min(frames.chunk_tokens(assignment.model.hidden_size), assignment.context_tokens)
     if ranks == 1 or room < CHECKED_TOKENS:
         return
-    await _asked(pipeline, "warm-up", [_tokens(room, assignment)])
+    await _asked(ring, "warm-up", [_tokens(room, assignment)])
     few = _tokens(CHECKED_TOKENS, assignment)
-    whole = await _asked(pipeline, "warm-up in one piece", [few])
-    parted = await _asked(pipeline, "warm-up in two pieces", [few[:-1], few[-1:]])
+    whole = await _asked(ring, "warm-up in one piece", [few])
+    parted = await _asked(ring, "warm-up in two pieces", [few[:-1], few[-1:]])
     difference = abs(whole.logprob - parted.logprob)
-    if not math.isfinite(whole.logprob) or difference > DIFFERENCE_MAX:
+    if not (math.isfinite(difference) and difference <= DIFFERENCE_MAX):
         raise SeamError(
             f"the {ranks} ranks do not make one model: the likeliest token has a log probability of "
             f"{whole.logprob:.3f} when {CHECKED_TOKENS} tokens come at once and of {parted.logprob:.3f} when the last "
@@ -53,13 +68,13 @@ def _tokens(count: int, assignment: dispatch_service_pb2.Assignment) -> list[int
     return [(place + 1) * 7919 % vocabulary_size for place in range(count)]
 
 
-async def _asked(pipeline: Pipeline, sequence_id: str, pieces: Sequence[Sequence[int]]) -> Sampled:
+async def _asked(ring: Ring, sequence_id: str, pieces: Sequence[Sequence[int]]) -> Sampled:
     """The token after all pieces, which are of one sequence."""
     position, sampled = 0, None
     for piece in pieces:
         is_last = piece is pieces[-1]
-        sampled = await pipeline.step(sequence_id, position, piece, _GREEDY, wants_token=is_last)
+        sampled = await ring.step(sequence_id, position, piece, _GREEDY, wants_token=is_last)
         position += len(piece)
-    pipeline.close_sequence(sequence_id)
+    ring.close_sequence(sequence_id)
     assert sampled is not None  # noqa: S101 - what `wants_token` promises
     return sampled
