@@ -44,10 +44,30 @@ def why(
         out.print(tables.placement(decided))
         out.print()
         decisions.show_reasons(decided)
-        out.print("\ndecided again from that state it is the same" if answer.equal else "", markup=False)
-    if not answer.equal:
+        out.print(f"\n{_compared(answer)}", markup=False, soft_wrap=True)
+        if not answer.equal and answer.HasField("derived"):
+            out.print()
+            out.print(tables.placement(answer.derived))
+    if not answer.equal and _same_rules(answer):
         raise CommandError(
-            "decided again from the state it was decided on, it is another: the allocator has changed since, or the "
-            "log is not whole (see `ullage log verify`)",
+            "decided again by the same rules from the state it was decided on, it is another: the log is not what was "
+            "stored (see `ullage log verify`)",
             reason="NOT_EQUAL",
         )
+
+
+def _same_rules(answer: event_service_pb2.ExplainPlacementResponse) -> bool:
+    recorded = answer.HasField("recorded_rules_version")
+    return recorded and answer.recorded_rules_version == answer.derived_rules_version
+
+
+def _compared(answer: event_service_pb2.ExplainPlacementResponse) -> str:
+    """What came of deciding again."""
+    outcome = "it is the same" if answer.equal else "it is another"
+    if not answer.equal and not answer.HasField("derived"):
+        outcome = "it would be refused"
+    if _same_rules(answer):
+        return f"decided again from that state {outcome}"
+    numbered = answer.HasField("recorded_rules_version")
+    by = f"rules {answer.recorded_rules_version}" if numbered else "rules of before they were numbered"
+    return f"decided by the allocator's {by}; by rules {answer.derived_rules_version} of this release {outcome}"

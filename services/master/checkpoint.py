@@ -85,6 +85,7 @@ def _placements(state: State) -> Iterator[event_pb2.RecordedEvent]:
             spec=instance.spec,
             placement=instance.placement,
             silent_node_ids=instance.silent_node_ids,
+            rules_version=instance.rules_version,
         )
         yield _event(event_pb2.Fact(instance_placed=placed), instance.placed_at_sequence)
     for model_id in registered:
@@ -213,5 +214,8 @@ def _essence(state: State) -> tuple[Any, ...]:
         for shard in instance.shards
     ]
     held = {node_id: sorted(node.shards) for node_id, node in state.nodes.items()}
-    silent = [(instance_id, instance.silent_node_ids) for instance_id, instance in state.instances.items()]
-    return state_hash(state), state.recorded_at_ns, state.requests, shards, held, silent
+    decided = [
+        (instance_id, instance.silent_node_ids, instance.rules_version)
+        for instance_id, instance in state.instances.items()
+    ]
+    return state_hash(state), state.recorded_at_ns, state.requests, shards, held, decided

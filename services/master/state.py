@@ -95,6 +95,8 @@ class InstanceRecord:
     silent_node_ids: tuple[str, ...]
     shards: list[ShardRecord]
     placed_at_sequence: int
+    rules_version: int | None = None
+    """The allocator's rules it was decided by; None where the decision does not say."""
     released: bool = False
     failure: str = ""
 
@@ -275,6 +277,7 @@ def _instance_placed(state: State, sequence: int, fact: event_pb2.InstancePlaced
         silent_node_ids=tuple(fact.silent_node_ids),
         shards=shards,
         placed_at_sequence=sequence,
+        rules_version=fact.rules_version if fact.HasField("rules_version") else None,
     )
     for shard in shards:
         _node(state, shard.shard.node_id).shards[fact.instance_id, shard.shard.rank] = shard

@@ -34,6 +34,9 @@ class CannedMaster(event_service_pb2_grpc.EventServiceServicer, placement_servic
     changes: list[model_pb2.Instance] = field(default_factory=list)
     refusal: model_pb2.Refusal | None = None
     error: rpc.RpcError | None = None
+    explanation: event_service_pb2.ExplainPlacementResponse = field(
+        default_factory=event_service_pb2.ExplainPlacementResponse
+    )
     specs: list[model_pb2.PlacementSpec] = field(default_factory=list)
     listings: list[event_service_pb2.ListEventsRequest] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
@@ -58,6 +61,11 @@ class CannedMaster(event_service_pb2_grpc.EventServiceServicer, placement_servic
         end = start + request.page_size
         token = str(end) if end < len(ordered) else ""
         return event_service_pb2.ListEventsResponse(events=ordered[start:end], next_page_token=token)
+
+    def ExplainPlacement(
+        self, request: event_service_pb2.ExplainPlacementRequest, context: grpc.ServicerContext
+    ) -> event_service_pb2.ExplainPlacementResponse:
+        return self.explanation
 
     def Follow(
         self, request: event_service_pb2.FollowRequest, context: grpc.ServicerContext

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services import rpc
-from services.master.allocator import place
+from services.master.allocator import RULES_VERSION, place
 from services.master.cluster import Cluster, attached, opened
 from services.master.servicers.events import EventServicer
 from services.master.view import state_hash
@@ -285,12 +285,13 @@ async def test_a_decision_is_made_again_from_the_state_it_was_made_on(stub: Stub
     spec = model_pb2.PlacementSpec(model_id="m")
     outcome = place(cluster.state, spec, [])
     assert isinstance(outcome, model_pb2.Placement)
-    placed = event_pb2.InstancePlaced(instance_id="i", spec=spec, placement=outcome)
+    placed = event_pb2.InstancePlaced(instance_id="i", spec=spec, placement=outcome, rules_version=RULES_VERSION)
     await cluster.append(event_pb2.Fact(instance_placed=placed), memory_sampled("a", available=GIB))
     explained = await stub.ExplainPlacement(event_service_pb2.ExplainPlacementRequest(instance_id="i"))
     assert explained.recorded == outcome
     assert explained.derived == outcome
     assert explained.equal
+    assert explained.recorded_rules_version == explained.derived_rules_version == RULES_VERSION
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.ExplainPlacement(event_service_pb2.ExplainPlacementRequest(instance_id="none"))
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
@@ -303,6 +304,7 @@ async def test_a_decision_that_would_be_made_otherwise_now_is_shown_beside_the_r
     explained = await stub.ExplainPlacement(event_service_pb2.ExplainPlacementRequest(instance_id="i"))
     assert not explained.equal
     assert not explained.HasField("derived")
+    assert not explained.HasField("recorded_rules_version")
     assert len(explained.recorded.shards) == 1
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from services import log_format
 from services.master import errors, view
-from services.master.allocator import place
+from services.master.allocator import RULES_VERSION, place
 from services.master.cluster import Cluster, Subscription
 from services.master.event_filter import EventFilter
 from services.master.replay import state_at
@@ -108,6 +108,8 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
                 recorded=record.placement,
                 derived=outcome if isinstance(outcome, model_pb2.Placement) else None,
                 equal=outcome == record.placement,
+                recorded_rules_version=record.rules_version,
+                derived_rules_version=RULES_VERSION,
             )
 
     async def WhatIf(self, request: event_service_pb2.WhatIfRequest, context: Any) -> event_service_pb2.WhatIfResponse:
