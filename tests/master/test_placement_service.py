@@ -6,13 +6,16 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
 import pytest
 
 from services import log_format, rpc
+from services.master import allocator
 from services.master.cluster import Cluster
+from services.master.replay import state_at
 from services.master.servicers.placement import PlacementServicer
 from tests.clocks import FakeClock
 from tests.master.facts import shard_status
@@ -88,6 +91,7 @@ async def test_a_placement_is_recorded_with_the_request_and_the_silent_nodes(clu
     (fact,) = await recorded(cluster, "instance_placed")
     assert fact.instance_placed.spec == spec(requested_by="me")
     assert fact.instance_placed.placement == instance.placement
+    assert fact.instance_placed.rules_version == allocator.RULES_VERSION
 
 
 async def test_a_node_that_fell_silent_gets_nothing(cluster: Cluster, stub: Stub, clock: FakeClock) -> None:
@@ -221,6 +225,30 @@ async def test_placements_from_many_threads_over_many_nodes_that_change_meanwhil
     assert all(record.promised_bytes <= whole[node_id] for node_id, record in cluster.state.nodes.items())
 
 
+async def test_decisions_made_while_nodes_change_can_be_made_again_from_the_log_and_promise_no_byte_twice(
+    cluster: Cluster, stub: Stub
+) -> None:
+    """Also where a reading was queued between the last look and the commit: it is as one that comes right after."""
+    nodes = [Node(f"n{i}", 20 * GIB) for i in range(6)]
+    await given(cluster, nodes, model(even(3 * GIB, 9)))
+
+    async def samples() -> None:
+        for available in (20, 9, 12, 5) * 100:
+            facts = [facts_of(replace(node, available=available * GIB))[-1] for node in nodes]
+            await asyncio.gather(*(cluster.append(fact) for fact in facts))
+
+    changing = asyncio.create_task(samples())
+    outcomes = await asyncio.gather(*(place(stub) for _ in range(24)), return_exceptions=True)
+    changing.cancel()
+
+    placements = [fact.instance_placed for fact in await recorded(cluster, "instance_placed")]
+    assert len(placements) == sum(isinstance(outcome, model_pb2.Instance) for outcome in outcomes) > 0
+    for made in placements:
+        then = await asyncio.to_thread(state_at, cluster.log, made.placement.decided_at_sequence)
+        assert allocator.place(then, made.spec, made.silent_node_ids) == made.placement
+    assert all(record.promised_bytes <= 20 * GIB for record in cluster.state.nodes.values())
+
+
 async def test_the_same_request_at_once_and_again_gets_one_instance(cluster: Cluster, stub: Stub) -> None:
     await given(cluster, [Node("a", 60 * GIB)], model(even(12 * GIB, 12)))
 
@@ -249,11 +277,25 @@ async def test_a_refused_request_may_be_sent_again(cluster: Cluster, stub: Stub)
     assert layers_by_node((await place(stub, request_id="r1")).placement) == {"a": 6, "b": 6}
 
 
+class Door(asyncio.Lock):
+    """A lock that tells when somebody asks for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.knocked = asyncio.Event()
+
+    async def acquire(self) -> Literal[True]:
+        self.knocked.set()
+        return await super().acquire()
+
+
 async def test_a_client_that_goes_away_leaves_no_bytes_to_be_promised_twice(cluster: Cluster, stub: Stub) -> None:
     await given(cluster, [Node("a", 20 * GIB)], model(even(12 * GIB, 12)))
-    async with cluster.placing:
+    cluster.placing = door = Door()
+    async with door, asyncio.timeout(10):
+        door.knocked.clear()
         impatient = stub.Place(placement_service_pb2.PlaceRequest(spec=spec()))
-        await heard(stub)
+        await door.knocked.wait()
         impatient.cancel()
         await heard(stub)
 

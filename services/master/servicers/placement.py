@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from services.master import errors, view
-from services.master.allocator import Complaint, Request, Roster, Survey, decide, stands, understand
+from services.master.allocator import RULES_VERSION, Complaint, Request, Roster, Survey, decide, stands, understand
 from services.master.cluster import Cluster
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
@@ -239,7 +239,11 @@ def _placed(
 ) -> event_pb2.Fact:
     return event_pb2.Fact(
         instance_placed=event_pb2.InstancePlaced(
-            instance_id=instance_id, spec=spec, placement=placement, silent_node_ids=sorted(silent_node_ids)
+            instance_id=instance_id,
+            spec=spec,
+            placement=placement,
+            silent_node_ids=sorted(silent_node_ids),
+            rules_version=RULES_VERSION,
         )
     )
 
@@ -249,7 +253,7 @@ def _refused(
 ) -> event_pb2.Fact:
     return event_pb2.Fact(
         placement_refused=event_pb2.PlacementRefused(
-            spec=spec, refusal=refusal, silent_node_ids=sorted(silent_node_ids)
+            spec=spec, refusal=refusal, silent_node_ids=sorted(silent_node_ids), rules_version=RULES_VERSION
         )
     )
 
