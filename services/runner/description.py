@@ -19,6 +19,8 @@ WEIGHT_FORMS: Final = {
     "stored": node_pb2.WEIGHT_FORM_AS_STORED,
 }
 
+NAMES_OF_FORMS: Final = {form: name for name, form in WEIGHT_FORMS.items()}
+
 
 class DescriptionError(Exception):
     """A shard's process cannot run on this machine; the message has its own last words."""

@@ -16,7 +16,7 @@ import structlog
 from services import rpc
 from services.clock import Clock
 from services.runner import identity, links, model_files, models, servicer
-from services.runner.description import WEIGHT_FORMS, describe
+from services.runner.description import NAMES_OF_FORMS, describe
 from services.runner.model_fetch import Fetcher
 from services.runner.outbox import Outbox
 from services.runner.relay import SERVICE
@@ -135,7 +135,7 @@ async def running(
         shop = Workshop(
             node_id=profile.node_id,
             command=command,
-            weights=next(name for name, form in WEIGHT_FORMS.items() if form == profile.weight_form),
+            weights=NAMES_OF_FORMS[profile.weight_form],
             folder=Path(folder),
             models_dir=settings.models_dir,
             fetcher=Fetcher(profile.node_id, settings.models_dir, clock),

@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2
 from services import model_folder, rpc
 from services.clock import Clock
 from services.runner import models
+from services.runner.description import NAMES_OF_FORMS
 from services.runner.model_fetch import Fetcher, FetchError
 from services.runner.peers import PeerStuckError, wait_until_fetched
 from services.runner.process import ShardProcess
@@ -202,7 +203,8 @@ class ShardSupervisor:
     async def _start(self) -> ShardProcess:
         instance_id, rank = self.key
         command = [*self._shop.command, "--socket", str(self._socket), "--instance", instance_id, "--rank", str(rank)]
-        command += ["--threads", str(self._threads), "--weights", self._shop.weights]
+        weights = NAMES_OF_FORMS.get(self.assignment.shard.weight_form, self._shop.weights)
+        command += ["--threads", str(self._threads), "--weights", weights]
         process = await ShardProcess.start(command, self._folder, self._threads)
         if self._shop.roster is not None:
             self._shop.roster.enter(process.pid)

@@ -32,6 +32,7 @@ class Node:
     device_limit: float | None = None
     speed: float | None = None
     form: node_pb2.WeightForm.ValueType = STORED
+    can_hold_as_stored: bool = False
     element_bytes: int = 2
     device: str = "metal"
     device_name: str | None = None
@@ -69,6 +70,7 @@ def profile(node: Node) -> node_pb2.RunnerProfile:
         device=node.device,
         device_name=node.device_name,
         weight_form=node.form,
+        can_hold_as_stored=node.can_hold_as_stored,
         compute_element_bytes=node.element_bytes,
         shard_overhead_bytes=node.overhead,
         decode_bytes_per_second=whole(node.speed),

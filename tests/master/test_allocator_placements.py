@@ -14,6 +14,7 @@ from tests.master.given_nodes import (
     GB,
     GIB,
     NORMAL,
+    STORED,
     UNKNOWN,
     WARNING,
     Node,
@@ -195,6 +196,25 @@ def test_nodes_that_hold_the_model_in_other_forms_are_charged_each_by_its_own() 
     chosen = decision([Node("a", 8000, form=FLOAT32), Node("b", 2000)], model([1000] * 4))
 
     assert {shard.node_id: shard.bytes.layers_bytes for shard in chosen.shards} == {"a": 8000, "b": 2000}
+
+
+def test_weights_are_held_as_stored_only_where_they_fit_in_no_other_form() -> None:
+    tight = [Node("a", 10_000, form=FLOAT32, can_hold_as_stored=True)]
+    roomy = [Node("a", 100_000, form=FLOAT32, can_hold_as_stored=True)]
+    shape = model([1000] * 4)
+
+    stored, floats = decision(tight, shape), decision(roomy, shape)
+
+    assert stored.shards[0].bytes.layers_bytes == 4000
+    assert stored.shards[0].weight_form == STORED
+    assert "weights fit only as they are stored on a, where that is slower" in stored.explanation
+    assert floats.shards[0].bytes.layers_bytes == 16_000
+    assert floats.shards[0].weight_form == node_pb2.WEIGHT_FORM_UNSPECIFIED
+
+
+def test_a_runner_that_was_told_to_hold_floats_is_not_asked_to_hold_less() -> None:
+    state = state_of([Node("a", 10_000, form=FLOAT32)], model([1000] * 4))
+    assert isinstance(place(state, spec(), ()), model_pb2.Refusal)
 
 
 def test_a_sliding_window_keeps_the_window_and_the_chunk_that_goes_through() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from services.runner.supervisor import Bounds, ShardSupervisor
 from tests.runner.told import WAIT_SECONDS, MakeAssignment, MakeWorkshop, Told, shard_processes
-from ullage.v1 import model_pb2
+from ullage.v1 import model_pb2, node_pb2
 
 
 async def test_a_shard_is_started_loaded_and_unloaded_and_gives_back_its_memory(
@@ -31,6 +31,20 @@ async def test_a_shard_is_started_loaded_and_unloaded_and_gives_back_its_memory(
     assert shard.ended
     assert shard_processes() == []
     assert list(short_folder.iterdir()) == []  # noqa: ASYNC240 - nothing else runs here
+
+
+async def test_weights_are_held_as_the_placement_says_where_it_says_so(
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
+) -> None:
+    placed = assignment()
+    placed.shard.weight_form = node_pb2.WEIGHT_FORM_AS_STORED
+    shard = ShardSupervisor(placed, 1, 1, workshop("runs"))
+    await told.until("RUNNING")
+
+    command = shard_processes()[0].cmdline()
+    assert command[command.index("--weights") + 1] == "stored"
+    shard.stop()
+    await shard.wait()
 
 
 async def test_a_crash_is_told_with_its_exit_code_phase_and_last_words(

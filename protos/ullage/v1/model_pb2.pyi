@@ -399,11 +399,14 @@ class Shard(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     STAGE_TIME_FIELD_NUMBER: _builtins.int
     HOP_TIME_FIELD_NUMBER: _builtins.int
+    WEIGHT_FORM_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     node_id: _builtins.str
     first_layer: _builtins.int
     """[first_layer, end_layer)"""
     end_layer: _builtins.int
+    weight_form: _node_pb2.WeightForm.ValueType
+    """How it holds its weights, where that is not as its runner usually does."""
     @_builtins.property
     def bytes(self) -> Global___ShardBytes: ...
     @_builtins.property
@@ -424,10 +427,11 @@ class Shard(_message.Message):
         bytes: Global___ShardBytes | None = ...,
         stage_time: _duration_pb2.Duration | None = ...,
         hop_time: _duration_pb2.Duration | None = ...,
+        weight_form: _node_pb2.WeightForm.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "hop_time", b"hop_time", "stage_time", b"stage_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "hop_time", b"hop_time", "node_id", b"node_id", "rank", b"rank", "stage_time", b"stage_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_layer", b"end_layer", "first_layer", b"first_layer", "hop_time", b"hop_time", "node_id", b"node_id", "rank", b"rank", "stage_time", b"stage_time", "weight_form", b"weight_form"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -739,6 +739,7 @@ class RunnerProfile(_message.Message):
     DECODE_BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     FLOPS_PER_SECOND_FIELD_NUMBER: _builtins.int
     MODEL_IDS_FIELD_NUMBER: _builtins.int
+    CAN_HOLD_AS_STORED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     boot_id: _builtins.str
     address: _builtins.str
@@ -758,6 +759,8 @@ class RunnerProfile(_message.Message):
     device_limit_bytes: _builtins.int
     decode_bytes_per_second: _builtins.int
     flops_per_second: _builtins.float
+    can_hold_as_stored: _builtins.bool
+    """Where weights do not fit in weight_form its shards can hold them as stored instead, and are slower."""
     @_builtins.property
     def model_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The models this runner has on its disk, by model id."""
@@ -780,10 +783,11 @@ class RunnerProfile(_message.Message):
         decode_bytes_per_second: _builtins.int | None = ...,
         flops_per_second: _builtins.float | None = ...,
         model_ids: _abc.Iterable[_builtins.str] | None = ...,
+        can_hold_as_stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decode_bytes_per_second", b"_decode_bytes_per_second", "_device_limit_bytes", b"_device_limit_bytes", "_device_name", b"_device_name", "_flops_per_second", b"_flops_per_second", "_ullage_version", b"_ullage_version", "decode_bytes_per_second", b"decode_bytes_per_second", "device_limit_bytes", b"device_limit_bytes", "device_name", b"device_name", "flops_per_second", b"flops_per_second", "ullage_version", b"ullage_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_bytes_per_second", b"_decode_bytes_per_second", "_device_limit_bytes", b"_device_limit_bytes", "_device_name", b"_device_name", "_flops_per_second", b"_flops_per_second", "_ullage_version", b"_ullage_version", "address", b"address", "blas", b"blas", "boot_id", b"boot_id", "compute_element_bytes", b"compute_element_bytes", "decode_bytes_per_second", b"decode_bytes_per_second", "device", b"device", "device_limit_bytes", b"device_limit_bytes", "device_name", b"device_name", "flops_per_second", b"flops_per_second", "model_ids", b"model_ids", "node_id", b"node_id", "shard_overhead_bytes", b"shard_overhead_bytes", "threads", b"threads", "ullage_version", b"ullage_version", "weight_form", b"weight_form"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decode_bytes_per_second", b"_decode_bytes_per_second", "_device_limit_bytes", b"_device_limit_bytes", "_device_name", b"_device_name", "_flops_per_second", b"_flops_per_second", "_ullage_version", b"_ullage_version", "address", b"address", "blas", b"blas", "boot_id", b"boot_id", "can_hold_as_stored", b"can_hold_as_stored", "compute_element_bytes", b"compute_element_bytes", "decode_bytes_per_second", b"decode_bytes_per_second", "device", b"device", "device_limit_bytes", b"device_limit_bytes", "device_name", b"device_name", "flops_per_second", b"flops_per_second", "model_ids", b"model_ids", "node_id", b"node_id", "shard_overhead_bytes", b"shard_overhead_bytes", "threads", b"threads", "ullage_version", b"ullage_version", "weight_form", b"weight_form"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decode_bytes_per_second: _TypeAlias = _typing.Literal["decode_bytes_per_second"]  # noqa: Y015
     _WhichOneofArgType__decode_bytes_per_second: _TypeAlias = _typing.Literal["_decode_bytes_per_second", b"_decode_bytes_per_second"]  # noqa: Y015

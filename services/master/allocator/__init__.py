@@ -67,6 +67,11 @@ def decide(
     if request.tensor:
         return not_runnable(case)
     solutions = case.solutions()
+    smaller = survey.as_stored()
+    if not solutions and smaller is not survey:
+        # Slower beats not at all.
+        case = Case(smaller, request, frozenset(silent_node_ids), runners_up=runners_up)
+        solutions = case.solutions()
     if solutions:
         return placement(case, solutions)
     refusal = refuse(case)

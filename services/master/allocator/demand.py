@@ -47,6 +47,16 @@ class Form(NamedTuple):
     element_bytes: int
     fused_attention: bool
     """Attention never holds its scores for a whole chunk: Metal's kernels do not, a CPU does."""
+    can_hold_as_stored: bool = False
+    """Where weights do not fit in weight_form they can be held as stored."""
+    is_changed: bool = False
+    """weight_form is not the node's usual one."""
+
+    def as_stored(self) -> Form:
+        """The form that takes less, where there is one; else this."""
+        if not self.can_hold_as_stored:
+            return self
+        return self._replace(weight_form=node_pb2.WEIGHT_FORM_AS_STORED, can_hold_as_stored=False, is_changed=True)
 
 
 class Load(NamedTuple):
@@ -64,6 +74,7 @@ def form_of(runner: node_pb2.RunnerProfile) -> Form:
         weight_form=runner.weight_form,
         element_bytes=runner.compute_element_bytes or FLOAT32_BYTES,
         fused_attention=runner.device == "metal",
+        can_hold_as_stored=runner.can_hold_as_stored,
     )
 
 

@@ -60,7 +60,7 @@ def _shards(solution: Solution, nodes: Sequence[Budget]) -> list[model_pb2.Shard
     shards = []
     first = 0
     for rank, (candidate, end) in enumerate(zip(solution.order, solution.ends, strict=True)):
-        parts = candidate.demand.parts(first, end)
+        parts, form = candidate.demand.parts(first, end), candidate.demand.form
         parts.overhead_bytes = overheads[candidate.node_id]
         parts.total_bytes = min(parts.total_bytes + parts.overhead_bytes, UINT64_MAX)
         shards.append(
@@ -72,6 +72,7 @@ def _shards(solution: Solution, nodes: Sequence[Budget]) -> list[model_pb2.Shard
                 bytes=parts,
                 stage_time=_duration(stages[rank]),
                 hop_time=_duration(hops[rank]),
+                weight_form=form.weight_form if form.is_changed else node_pb2.WEIGHT_FORM_UNSPECIFIED,
             )
         )
         first = end
@@ -120,7 +121,9 @@ def _explanation(request: Request, chosen: Solution, nodes: Sequence[Budget]) ->
         if pressed and len(used) > 1
         else ""
     )
-    return f"{where} because {_because(request, chosen, len(used))}{weighed}."
+    stored = [names[candidate.node_id] for candidate in chosen.order if candidate.demand.form.is_changed]
+    held = f"; weights fit only as they are stored on {listed(stored)}, where that is slower" if stored else ""
+    return f"{where} because {_because(request, chosen, len(used))}{weighed}{held}."
 
 
 def _pressed(budget: Budget) -> bool:

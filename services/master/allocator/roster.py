@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -118,6 +118,11 @@ class Survey:
     instances: Mapping[str, InstanceRecord]
     rows: Mapping[str, int]
     """Each node's row."""
+
+    def as_stored(self) -> Survey:
+        """The same nodes, of which those that can hold weights as stored do; itself where none can."""
+        forms = [form.as_stored() for form in self.forms]
+        return self if forms == self.forms else replace(self, forms=forms)
 
 
 class Readings:

@@ -107,6 +107,7 @@ async def _description(arguments: argparse.Namespace, loaded: blas.Loaded) -> di
             "shard_overhead_bytes": psutil.Process().memory_info().rss + device.CACHE_BYTES_MAX,
             "blas": process.blas_name,
             "device_limit_bytes": here.limit_bytes,
+            "can_hold_as_stored": arguments.weights == "auto" and here.weight_form("auto") != "stored",
         }
         await process.stop()
     # After the overhead was read: this takes memory that a shard does not.
