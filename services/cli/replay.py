@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import select
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Final
@@ -33,6 +36,13 @@ FRAME_SECONDS: Final = 0.25
 BAR_CHARACTERS: Final = 60
 JUMP_SHARE: Final = 0.05
 """How much of the whole an arrow key goes."""
+
+READ_BYTES_MAX: Final = 64
+"""Enough for whatever is pressed between two frames."""
+
+_KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+_ARROWS: Final = {"\x1b[D": "left", "\x1b[C": "right", "\x1bOD": "left", "\x1bOC": "right"}
+"""What terminals send for an arrow, in either of their modes."""
 
 
 def replay(
@@ -109,32 +119,44 @@ def _frame(state: state_pb2.ClusterState, begin_ns: int, end_ns: int, at_ns: int
 class _Keys:
     """Keys as they are pressed; none where nobody can press any."""
 
-    def __init__(self, *, there: bool) -> None:
-        self._there = there
+    def __init__(self, file: int | None) -> None:
+        """`file` is the terminal's descriptor, None where there is none."""
+        self._file = file
+        self._pressed: deque[str] = deque()
 
     def wait(self, seconds: float) -> str | None:
         """The key pressed within `seconds`, by its name; None when there was none."""
-        if not self._there:
+        if not self._pressed:
+            self._read(seconds)
+        if not self._pressed:
+            return None
+        key = self._pressed.popleft()
+        return _ARROWS.get(key, key)
+
+    def _read(self, seconds: float) -> None:
+        if self._file is None:
             time.sleep(seconds)
-            return None
-        readable, _, _ = select.select([sys.stdin], [], [], seconds)
+            return
+        readable, _, _ = select.select([self._file], [], [], seconds)
         if not readable:
-            return None
-        pressed = sys.stdin.read(1)
-        if pressed != "\x1b":
-            return pressed
-        return {"[D": "left", "[C": "right"}.get(sys.stdin.read(2))
+            return
+        # Past Python's own buffer, which select would not see into.
+        said = os.read(self._file, READ_BYTES_MAX).decode(errors="replace")
+        self._pressed += _KEY.findall(said)
+        if not said:
+            self._file = None  # The terminal has gone.
 
 
 @contextmanager
 def _keys() -> Iterator[_Keys]:
     """The keyboard, a key at a time, where there is one."""
     if not _KEYS or not sys.stdin.isatty():
-        yield _Keys(there=False)
+        yield _Keys(None)
         return
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    tty.setcbreak(file)
     try:
-        yield _Keys(there=True)
+        yield _Keys(file)
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(file, termios.TCSADRAIN, before)

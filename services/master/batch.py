@@ -34,7 +34,12 @@ class Batch(NamedTuple):
         for number in numbers:
             kept.append(number > last or not number)
             last = max(last, number)
-        return Batch(*(list(compress(column, kept)) for column in self))
+        return Batch(
+            list(compress(numbers, kept)),
+            list(compress(self.kinds, kept)),
+            list(compress(self.payloads, kept)),
+            list(compress(self.facts, kept)),
+        )
 
     def rows(self, first: int, recorded_at_ns: int, source_number: int) -> list[log_format.StoredRow]:
         """The rows that store it, from the sequence `first` on."""

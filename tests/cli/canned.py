@@ -37,6 +37,7 @@ class CannedMaster(event_service_pb2_grpc.EventServiceServicer, placement_servic
     explanation: event_service_pb2.ExplainPlacementResponse = field(
         default_factory=event_service_pb2.ExplainPlacementResponse
     )
+    whatifs: list[event_service_pb2.WhatIfRequest] = field(default_factory=list)
     specs: list[model_pb2.PlacementSpec] = field(default_factory=list)
     listings: list[event_service_pb2.ListEventsRequest] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
@@ -66,6 +67,12 @@ class CannedMaster(event_service_pb2_grpc.EventServiceServicer, placement_servic
         self, request: event_service_pb2.ExplainPlacementRequest, context: grpc.ServicerContext
     ) -> event_service_pb2.ExplainPlacementResponse:
         return self.explanation
+
+    def WhatIf(
+        self, request: event_service_pb2.WhatIfRequest, context: grpc.ServicerContext
+    ) -> event_service_pb2.WhatIfResponse:
+        self.whatifs.append(request)
+        return event_service_pb2.WhatIfResponse(placement=self.instance.placement, at_sequence=request.at_sequence)
 
     def Follow(
         self, request: event_service_pb2.FollowRequest, context: grpc.ServicerContext

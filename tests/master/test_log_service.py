@@ -120,6 +120,23 @@ async def test_what_if_decides_on_a_past_state_and_records_nothing(stubs: Stubs,
     assert sorted(cluster.state.nodes) == ["a", "b"]
 
 
+async def test_what_if_under_another_rule_for_pressure(cluster: Cluster, log_path: Path) -> None:
+    squeezed = given_nodes.Node("b", 8 * GIB, ram=16 * GIB, level=given_nodes.WARNING)
+    for node in (given_nodes.Node("a", 8 * GIB, ram=16 * GIB), squeezed):
+        await cluster.append(*given_nodes.facts_of(node))
+    shape = given_nodes.model([100 * MIB] * 8)
+    await cluster.append(event_pb2.Fact(model_registered=event_pb2.ModelRegistered(model=shape)))
+    async with served(cluster, log_path) as stubs:
+        layers = {}
+        for factor in (None, 1.0, 0.1):
+            spec = given_nodes.spec(min_nodes=2, warning_factor=factor)
+            answer = await stubs.events.WhatIf(event_service_pb2.WhatIfRequest(spec=spec))
+            layers[factor] = given_nodes.layers_by_node(answer.placement)
+            (seen,) = (node for node in answer.placement.nodes if node.node_id == "b")
+            assert seen.pressure_factor == pytest.approx(0.6 if factor is None else factor)
+    assert layers == {None: {"a": 5, "b": 3}, 1.0: {"a": 4, "b": 4}, 0.1: {"a": 7, "b": 1}}
+
+
 async def test_a_log_that_is_only_read_is_not_compacted(stubs: Stubs, log_path: Path, clock: FakeClock) -> None:
     async with attached(log_path, clock, read_only=True) as cluster:
         await cluster.replay()

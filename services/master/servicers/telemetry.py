@@ -16,7 +16,7 @@ from services.master.event_log import Append
 from services.master.liveness import liveness
 from services.master.observations import checked
 from services.master.servicers.errors import translated
-from ullage.v1 import node_pb2, state_pb2, telemetry_service_pb2, telemetry_service_pb2_grpc
+from ullage.v1 import node_pb2, state_pb2, telemetry_service_pb2
 
 BATCHES_IN_FLIGHT_MAX: Final = 8
 """Messages of one stream that may wait for the disk before the next is read."""
@@ -59,8 +59,8 @@ def add_to_server(servicer: TelemetryServicer, server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
 
 
-class TelemetryServicer(telemetry_service_pb2_grpc.TelemetryServiceServicer):
-    """TelemetryService over the one cluster."""
+class TelemetryServicer:
+    """TelemetryService over the one cluster; not of the generated class, since its requests come unopened."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
