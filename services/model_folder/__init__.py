@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.model_folder import description, manifest
+from services.model_folder import description, formulas, manifest
 from services.model_folder.admission import ADMITTED, REFUSED, Architecture, refusal
 from services.model_folder.by_name import Part, part_of
 from services.model_folder.errors import ModelFolderError
@@ -40,6 +40,7 @@ __all__ = [
     "Part",
     "StoredFile",
     "check",
+    "computed",
     "describe",
     "digest_of",
     "hash_files",
@@ -61,6 +62,14 @@ def describe(folder: Path, *, model_id: str, source: str, files: Sequence[Stored
     model = description.weigh(folder, model_id=model_id, source=source, digest="")
     model.digest = digest_of(hash_files(folder) if files is None else files)
     return model
+
+
+def computed(folder: Path, *, model_id: str, source: str) -> model_pb2.Model:
+    """The model that the config.json in `folder` describes, before its weights are there; marked as computed.
+
+    Raises ModelFolderError where config.json says too little, or for a type there is no formula for.
+    """
+    return formulas.computed(folder, model_id=model_id, source=source, digest=digest_of(hash_files(folder)))
 
 
 def check(folder: Path) -> None:

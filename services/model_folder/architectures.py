@@ -18,8 +18,10 @@ class Module:
 
     name: str
     weight_shape: tuple[int, ...]
-    """Once dequantised: (out, in), or (size,) of a norm."""
+    """Once dequantised: (out, in), (experts, out, in), or (size,) of a norm."""
     bias: bool = False
+    packed: bool = True
+    """Its matrix is packed where the model's matrices are."""
 
 
 def _llama(config: Config) -> tuple[Module, ...]:

@@ -57,7 +57,7 @@ class Config:
 
 def read_config(folder: Path) -> Config:
     """The folder's config. Raises ModelFolderError where it is absent, incomplete, or of a type not admitted."""
-    values = _values(folder)
+    values = read_values(folder)
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
         raise ModelFolderError(f"{CONFIG_FILE} does not say model_type: this is no model folder of Hugging Face or MLX")
@@ -68,7 +68,8 @@ def read_config(folder: Path) -> Config:
     return _config(model_type, values)
 
 
-def _values(folder: Path) -> Mapping[str, Any]:
+def read_values(folder: Path) -> Mapping[str, Any]:
+    """What config.json says, whatever it is. Raises ModelFolderError where it cannot be read."""
     try:
         values = json.loads((folder / CONFIG_FILE).read_bytes())
     except FileNotFoundError as error:

@@ -33,6 +33,11 @@ def weigh(folder: Path, *, model_id: str, source: str, digest: str) -> model_pb2
         weights = _weights_by_shape(config, tensors)
     else:
         weights = by_name.weigh(config, tensors)
+    return model_of(config, weights, model_id=model_id, source=source, digest=digest)
+
+
+def model_of(config: Config, weights: Weights, *, model_id: str, source: str, digest: str) -> model_pb2.Model:
+    """The model of the shape that config.json says, whose parts weigh so."""
     kept = zip(weights.layers, config.kv_windows_tokens, config.keeps, strict=True)
     layers = [
         model_pb2.Layer(
