@@ -13,7 +13,7 @@ from services.probe.bandwidth import Bandwidth
 from services.probe.darwin.commands import Commands
 from services.probe.darwin.hardware_ports import HardwarePorts
 from services.probe.darwin.helper import MacmonHelper
-from services.probe.darwin.sampler import DarwinSampler, Library
+from services.probe.darwin.sampler import DarwinSampler, Library, system_library
 from services.probe.failures import Failures
 from services.probe.gpu import nvidia
 from services.probe.gpu.amd import AmdGpus
@@ -79,7 +79,7 @@ def _linux(root: Path, own_memory: OwnMemory, clock: Clock, failures: Failures) 
 
 
 def _mac(own_memory: OwnMemory, clock: Clock, failures: Failures) -> Machine:
-    library = failures.guard("libSystem", lambda: Library(failures))
+    library = failures.guard("libSystem", lambda: Library(system_library(), failures))
     commands, helper = Commands(clock, failures), MacmonHelper(clock, failures)
     if library is None:
         commands.ask()  # So that the first reading says something; nobody waits for the probe yet.

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from services.probe.darwin.signs import DarwinSigns
 from services.probe.flows import NO_FLOWS, Flows, follow
-from services.probe.reading import Reading
+from services.probe.reading import Darwin, Reading
 from services.probe.room import Before, RoomSigns
 from services.probe.signs import CRITICAL, NORMAL, UNKNOWN, WARNING, Level, Reason, Signs, worst
 from services.probe.stalls import Stalls, measure
@@ -70,7 +70,7 @@ def judge(previous: Verdict | None, reading: Reading, now_s: float) -> Verdict:
     before = _FIRST if previous is None else previous
     history = before.history
     stalls = measure(before.stalls, reading.host_stall, reading.cgroup_stall, now_s)
-    flows = NO_FLOWS if reading.darwin is None else follow(history.flows, reading.darwin.pages, now_s)
+    flows = _flows(history.flows, reading.darwin, now_s)
     signs = _signs(reading, history, stalls, flows, now_s)
     if isinstance(signs, Reason):
         # Nothing is known to be calm meanwhile, so a hold starts anew.
@@ -88,6 +88,13 @@ def judge(previous: Verdict | None, reading: Reading, now_s: float) -> Verdict:
         stalls,
         History(level, signs.stalling, calm_since_s, reading.oom_events, reading.limit_events, flows),
     )
+
+
+def _flows(before: Flows, darwin: Darwin | None, now_s: float) -> Flows:
+    """The flows with this reading; one that tells again what was told before is no mark of now."""
+    if darwin is None:
+        return NO_FLOWS
+    return before if darwin.is_copy else follow(before, darwin.pages, now_s)
 
 
 def _signs(reading: Reading, before: History, stalls: Stalls, flows: Flows, now_s: float) -> Signs | Reason:

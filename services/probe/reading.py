@@ -78,6 +78,8 @@ class Darwin(NamedTuple):
     pages: Pages = Pages()
     usable_bytes: int | None = None
     """The memory less what the firmware keeps for itself."""
+    is_copy: bool = False
+    """The kernel told the wired pages and the compressor's as it did the time before: they say nothing of now."""
 
 
 class Reading(NamedTuple):

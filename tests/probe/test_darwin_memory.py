@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from services.probe.darwin.signs import kernel_rule
 from services.probe.estimator import Estimate, estimate
 from services.probe.pressure import Verdict, judge
 from services.probe.reading import Darwin, Pages, Reading
+from tests.probe.libsystem import packed
 from ullage.v1 import node_pb2
 
 RECORDED = Path(__file__).parents[1] / "recorded/vm_stat"
@@ -242,24 +242,6 @@ def test_the_kernels_level_is_held_too() -> None:
 def test_the_pressure_follows_the_compressors_share(compressor: int, pct: float) -> None:
     verdict = judge(None, reading(compressed(100 - compressor, compressor), GIB, NORMAL), 0.0)
     assert verdict.pressure_pct == pytest.approx(pct)
-
-
-def packed(pages: Pages, page_size: int, count: int = 38) -> bytes:
-    """The structure the kernel would write for `pages`."""
-
-    def counted(size: int | None) -> int:
-        return (size or 0) // page_size
-
-    free = counted(pages.free_bytes) + counted(pages.speculative_bytes)
-    queues = map(counted, (pages.active_bytes, pages.inactive_bytes, pages.wired_bytes))
-    purgeable, speculative = counted(pages.purgeable_bytes), counted(pages.speculative_bytes)
-    swapped, compressor = counted(pages.swapped_out_bytes), counted(pages.compressor_bytes)
-    external, internal = counted(pages.file_backed_bytes), counted(pages.anonymous_bytes)
-    counters = (1, 2, 3, 4, 5, 6, 7, 8, 9)
-    fields = (free, *queues, *counters, purgeable, speculative, 10, 11, 12, swapped, compressor, 13, external, internal)
-    written = struct.pack("<4I9Q2I4Q4IQ", *fields, counted(pages.compressed_bytes))
-    assert len(written) == 38 * 4
-    return written + b"\xff" * (count - 38) * 4
 
 
 @pytest.mark.parametrize("name", COMPLETE)

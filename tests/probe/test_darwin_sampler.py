@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -183,9 +184,10 @@ def test_memory_that_contradicts_itself_is_unknown() -> None:
 
 
 def script(folder: Path, name: str, body: str) -> str:
+    """A program. A shell writes it: what this process has open to write, a thread that forks meanwhile has open too."""
     path = folder / name
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
+    written = f"#!/bin/sh\n{body}\n".encode()
+    subprocess.run(["/bin/sh", "-c", 'cat > "$1" && chmod 755 "$1"', "sh", path], input=written, check=True)
     return str(path)
 
 

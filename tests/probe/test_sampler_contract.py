@@ -7,6 +7,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from services.probe.reading import Reading
 from services.probe.sampler import Sampler
 from services.probe.windows import memory as windows
 from services.probe.windows.sampler import WindowsSampler
+from tests.probe.libsystem import Call
 from ullage.v1 import node_pb2
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -61,21 +63,9 @@ class Kernel32:
         buffer.raw = self._written[:size]
         return len(self._written)
 
-    def _query(self, _: object, state: object) -> int:
-        state._obj.value = int(self._low or 0)  # type: ignore[attr-defined]
+    def _query(self, _: object, state: Any) -> int:
+        state._obj.value = int(self._low or 0)
         return self._low is not None
-
-
-class Call:
-    """A function of ctypes: callable, and told its types."""
-
-    def __init__(self, function: Callable[..., int]) -> None:
-        self._function = function
-        self.argtypes: object = None
-        self.restype: object = None
-
-    def __call__(self, *arguments: object) -> int:
-        return self._function(*arguments)
 
 
 HALF_FULL = structure(4 << 18, 24 << 18, 16 << 18, 9 << 18)

@@ -5,8 +5,9 @@ Rules this module lives by:
   fields gives 38 all the same, and one that knows fewer says so. Asking for more than it knows writes a line into
   the kernel's log at every call.
 - macOS 27 betas refuse 38 after some calls (-307) and write the count they want: it is tried once.
-- Others than Apple's own programs are told the same thing again when they ask too often, all of them together
-  2 to 10 times a second. Nothing marks such a copy; whoever measures a rate sees a step late.
+- Others than Apple's own programs are told the same thing again for the rest of a second when they have asked too
+  often, all of them together 2 to 10 times. Nothing marks such a copy, but it is one to the last counter: faults go
+  on at any moment on any machine.
 - "free" includes the speculative pages here, and does not in vm_stat.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.probe.darwin.pages import PAGE_SIZES, from_counts
 from services.probe.reading import Pages
@@ -70,6 +71,14 @@ def _agrees(pages: Pages) -> bool:
     return surplus is not None and queued is not None and abs(surplus) * 100 <= queued * _DISAGREEMENT_PCT
 
 
+class Told(NamedTuple):
+    """What the kernel said."""
+
+    pages: Pages
+    is_copy: bool
+    """It said the same before: these are the pages of then, up to a second ago."""
+
+
 class HostStatistics:
     """The call, with its buffer and port made once. A port that is asked for at each call is leaked at each."""
 
@@ -83,18 +92,20 @@ class HostStatistics:
         page_size = ctypes.c_size_t()
         library.host_page_size(self._host, ctypes.byref(page_size))
         self._page_size_bytes = page_size.value
+        self._answer = b""
 
-    def read(self) -> Pages:
+    def read(self) -> Told:
         """The pages now. Raises OSError with the kernel's code, or ValueError for an answer that is no such thing."""
         code = self._ask(COUNT_WANTED)
         if code == _ARRAY_TOO_LARGE and COUNT_WANTED < self._count.value <= len(self._buffer):
             code = self._ask(self._count.value)
         if code != 0:
             raise OSError(code, f"host_statistics64 answers {code}")
-        pages = parse(bytes(self._buffer), self._count.value, self._page_size_bytes)
+        before, self._answer = self._answer, bytes(self._buffer)
+        pages = parse(self._answer, self._count.value, self._page_size_bytes)
         if pages is None:
             raise ValueError(f"host_statistics64 gave {self._count.value} integers that do not agree")
-        return pages
+        return Told(pages, self._answer == before)
 
     def _ask(self, count: int) -> int:
         self._count.value = count

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from services.probe.darwin import sysctl
 from services.probe.darwin.estimator import device_limit_bytes
 from services.probe.darwin.host_statistics import HostStatistics
-from services.probe.darwin.pages import from_counts
+from services.probe.darwin.pages import freshened, from_counts
 from services.probe.darwin.sysctl import Swap, Sysctl
 from services.probe.failures import Failures
 from services.probe.reading import Darwin, Pages, Reading, bounded
@@ -28,6 +28,8 @@ class Seen(NamedTuple):
     """By the names of sysctl."""
     swap: Swap = Swap()
     pages: Pages | None = None
+    is_copy: bool = False
+    """The pages are those of the time before, up to a second old."""
 
 
 class MacmonMemory(NamedTuple):
@@ -85,6 +87,7 @@ def _filled(seen: Seen, other: Seen) -> Seen:
         other.numbers | seen.numbers,
         other.swap if seen.swap.total_bytes is None else seen.swap,
         other.pages if seen.pages is None else seen.pages,
+        seen.is_copy,
     )
 
 
@@ -93,9 +96,11 @@ def conclude(seen: Seen, source: node_pb2.MemorySource.ValueType, helper: Macmon
 
     Available is what can be had without compressing: free, file-backed and purgeable pages. The rest of the
     memory is what Activity Monitor calls used (programs - purgeable + wired + compressor), less what the
-    firmware keeps. Where only the page counts of sysctl are known, wired and compressor are not.
+    firmware keeps. Where only the page counts of sysctl are known, wired and compressor are not; sysctl is not limited
+    either, so it says of a copy what is so now.
     """
-    pages = seen.pages or _counted(seen.numbers)
+    counted = _counted(seen.numbers)
+    pages = counted if seen.pages is None else freshened(seen.pages, counted) if seen.is_copy else seen.pages
     total, swap = seen.numbers.get(sysctl.TOTAL), seen.swap
     available = pages.reclaimable_bytes
     if helper is not None and (available is None or total is None):
@@ -115,7 +120,7 @@ def conclude(seen: Seen, source: node_pb2.MemorySource.ValueType, helper: Macmon
         wired_bytes=pages.wired_bytes,
         device_limit_bytes=limit,
         device_limit_assumed=assumed,
-        darwin=Darwin(kernel_level, pages, bounded(seen.numbers.get(sysctl.USABLE), total)),
+        darwin=Darwin(kernel_level, pages, bounded(seen.numbers.get(sysctl.USABLE), total), seen.is_copy),
         clamped=available is not None and total is not None and available > total,
         coarse=pages.compressor_bytes is None or kernel_level is None,
     )
@@ -127,17 +132,22 @@ def _counted(numbers: dict[str, int]) -> Pages:
     return Pages() if size is None else from_counts(sysctl.page_counts(numbers), size)
 
 
+def system_library() -> ctypes.CDLL:
+    """LibSystem. Raises OSError where there is none."""
+    return ctypes.CDLL(LIBRARY, use_errno=True)
+
+
 class Library:
     """libSystem: everything in some ten microseconds, and no process."""
 
-    def __init__(self, failures: Failures) -> None:
-        """Raises OSError or AttributeError where there is no such library or call."""
-        library = ctypes.CDLL(LIBRARY, use_errno=True)
+    def __init__(self, library: ctypes.CDLL, failures: Failures) -> None:
+        """`library` is libSystem. Raises AttributeError where it has not these calls."""
         self._sysctl = Sysctl(library)
         self._statistics = HostStatistics(library)
         self._failures = failures
 
     def read(self) -> Seen:
         """What there is to say now."""
-        pages = self._failures.guard("host_statistics64", self._statistics.read)
-        return Seen(self._sysctl.numbers(), self._sysctl.swap(), pages)
+        told = self._failures.guard("host_statistics64", self._statistics.read)
+        numbers, swap = self._sysctl.numbers(), self._sysctl.swap()
+        return Seen(numbers, swap) if told is None else Seen(numbers, swap, told.pages, told.is_copy)
