@@ -24,6 +24,8 @@ _EXCLUSIONS: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
     model_pb2.EXCLUSION_TOO_SMALL: "it has no room for a single layer",
 }
 
+_GPU_UNITS: Final = {"usage_pct": "%", "temperature_celsius": "°C", "power_watts": "W"}
+
 
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -62,11 +64,8 @@ def _gpu_text(gpu: node_pb2.Gpu) -> str:
     else:
         available, total = (known_bytes_text(gpu, f"memory_{what}_bytes") for what in ("available", "total"))
         memory = f"{available} of {total} free"
-    doing = [
-        f"{getattr(gpu, field):.0f} {unit}"
-        for field, unit in (("usage_pct", "%"), ("temperature_celsius", "°C"), ("power_watts", "W"))
-        if gpu.HasField(field)
-    ]
+    known = {field.name: value for field, value in gpu.ListFields()}
+    doing = [f"{known[field]:.0f} {unit}" for field, unit in _GPU_UNITS.items() if field in known]
     return ", ".join([gpu.name, memory, *doing])
 
 
