@@ -50,7 +50,7 @@ def test_status_tells_of_each_gpu_whose_its_memory_is(ullage: Ullage, master: Ca
     master.state.nodes[0].system.gpus.add(name="GB10", unified=True)
     master.state.nodes[0].system.gpus.add(name="silent")
     assert ullage("status").out.splitlines()[-3:] == [
-        "node-1: RTX 4070, 11.0 GiB of 12.0 GiB free, 35 %",
+        "node-1: RTX 4070, 11.0 GiB of 12.0 GiB free, 35 %, 88 W",
         "node-1: GB10, its memory is the node's",
         "node-1: silent, unknown of unknown free",
     ]
