@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -10,7 +11,8 @@ import pytest
 
 from services import rpc
 from services.master.cluster import Cluster
-from services.master.servicers.telemetry import TelemetryServicer, add_to_server
+from services.master.event_log import EventLog
+from services.master.servicers.telemetry import BATCHES_IN_FLIGHT_MAX, TelemetryServicer, add_to_server
 from tests.clocks import FakeClock
 from tests.master.facts import (
     instance_released,
@@ -268,3 +270,54 @@ async def test_streams_end_when_the_master_stops(
     with pytest.raises(grpc.aio.AioRpcError):
         await call.read()
     assert await call.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_thousand_nodes_are_heard_at_once(
+    stub: telemetry_service_pb2_grpc.TelemetryServiceAsyncStub, cluster: Cluster
+) -> None:
+    node_ids = [f"n{number:04}" for number in range(1000)]
+    calls = [call for call, _ in await asyncio.gather(*(begun(stub, identity(node_id)) for node_id in node_ids))]
+    for first in (1, 2):
+        for call, node_id in zip(calls, node_ids, strict=True):
+            await say(call, observations(memory_sampled(node_id, available=first), first=first))
+        assert set(await asyncio.gather(*map(acknowledged, calls))) == {first}
+    assert sorted(cluster.state.nodes) == node_ids
+    assert cluster.state.sequence == 2000
+    assert cluster.silent_node_ids() == frozenset()
+    for call in calls:
+        call.cancel()
+
+
+async def test_a_node_that_floods_is_slowed_down_and_holds_up_nobody(
+    stub: telemetry_service_pb2_grpc.TelemetryServiceAsyncStub, cluster: Cluster
+) -> None:
+    flood, _ = await begun(stub, identity("flood"))
+    quiet, _ = await begun(stub, identity("quiet"))
+    told: list[int] = []
+
+    async def pour() -> None:
+        for first in range(1, 40_001, 1000):
+            await say(flood, observations(*[memory_sampled("flood")] * 1000, first=first))
+            told.append(first)
+
+    assert isinstance(cluster.log, EventLog)
+    disk = threading.Event()
+    blocked = cluster.log.do(lambda _: disk.wait(60))
+    pouring = asyncio.create_task(pour())
+    written = -1
+    while written != len(told):  # Until what it writes goes nowhere any more.
+        written = len(told)
+        await asyncio.sleep(0.5)
+    # What waits for the disk, one that was read, and what gRPC keeps on the way.
+    assert written <= BATCHES_IN_FLIGHT_MAX + 5
+    await say(quiet, observations(memory_sampled("quiet")))
+    disk.set()
+    assert blocked.result(60)
+    assert await acknowledged(quiet) == 1
+    (of_quiet,) = (row.sequence for row in cluster.log.read(1, cluster.log.head()) if row.source == "probe/quiet/1")
+    # Its one fact went in with what was waiting, not behind all that the other had to say.
+    assert of_quiet <= 1000 * (BATCHES_IN_FLIGHT_MAX + 5)
+    await pouring
+    while await acknowledged(flood) < 40_000:
+        pass
+    assert cluster.state.sequence == 40_001
