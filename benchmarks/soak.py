@@ -23,7 +23,7 @@ from typing import Any, Final
 import grpc
 import psutil
 
-from benchmarks.runner import model_folder
+from benchmarks.runner import LAYERS, model_folder
 from benchmarks.stack import Stack, started
 from services import logs, rpc
 from ullage.v1 import model_pb2, runner_service_pb2, runner_service_pb2_grpc
@@ -56,8 +56,10 @@ class Soak:
     pause_seconds: float
     """How long a client rests between two requests, on the average."""
     instance_id: str = ""
-    struck_at: float = 0.0
-    """When the instance was last broken on purpose."""
+    is_broken: bool = False
+    """On purpose, though it may not be known yet."""
+    mended_at: float = 0.0
+    """When it was last placed again."""
     seen: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     failed_seconds: list[float] = field(default_factory=list)
@@ -70,7 +72,7 @@ class Soak:
         return time.monotonic() >= self.ends_at
 
     async def run(self) -> None:
-        self.instance_id = await self.stack.place(SHARDS, CONCURRENT)
+        self.instance_id = await self.stack.place(LAYERS[SHARDS], CONCURRENT)
         async with rpc.channel(self.stack.addresses[0]) as channel, asyncio.TaskGroup() as tasks:
             stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
             for _ in range(CLIENTS):
@@ -93,15 +95,12 @@ class Soak:
 
     def _note(self, instance_id: str, began: float, error: grpc.aio.AioRpcError) -> None:
         """A failure is in order when its instance was broken, or is not there."""
-        broken = self.struck_at >= began or instance_id != self.instance_id or not self._runs(instance_id)
+        broken = self.is_broken or self.mended_at >= began or instance_id != self.instance_id
         busy = error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         if broken or busy:
             self.seen["told that it is busy" if busy else "told that a rank is lost"] += 1
         else:
             self.wrong.append(f"a request failed for nothing: {error.code().name} {error.details()}")
-
-    def _runs(self, instance_id: str) -> bool:
-        return bool(self.stack.instance(instance_id).state == model_pb2.INSTANCE_STATE_RUNNING)
 
     async def _one(self, stub: Any, instance_id: str) -> str:
         """One request, to its end or left in the middle."""
@@ -131,7 +130,7 @@ class Soak:
         while not self.is_over:
             await asyncio.sleep(self.random.uniform(*STRIKE_SECONDS))
             how = self.random.choice(["killed", "stopped", "released"])
-            began = self.struck_at = time.monotonic()
+            self.is_broken, began = True, time.monotonic()
             if how == "released":
                 await self.stack.release(self.instance_id)
             else:
@@ -139,8 +138,8 @@ class Soak:
                 await self._failed(began, how)
             self.seen[f"instance {how}"] += 1
             await self.stack.until(lambda: not self._shards())
-            self.instance_id = await self.stack.place(SHARDS, CONCURRENT)
-            self.struck_at = time.monotonic()
+            self.instance_id = await self.stack.place(LAYERS[SHARDS], CONCURRENT)
+            self.is_broken, self.mended_at = False, time.monotonic()
 
     async def _failed(self, began: float, how: str) -> None:
         instance = self.stack.instance(self.instance_id)

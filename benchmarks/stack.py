@@ -23,7 +23,6 @@ from services.model_folder import read_manifest
 from ullage.v1 import event_pb2, model_pb2
 
 MODEL_ID: Final = "smollm2-135m"
-LAYERS: Final = {1: (30,), 2: (15, 15), 3: (10, 10, 10)}
 CONTEXT_TOKENS: Final = 640
 WAIT_SECONDS: Final = 120.0
 
@@ -43,9 +42,8 @@ class Stack:
     def cluster(self) -> Cluster:
         return self.master.cluster
 
-    async def place(self, shards: int, concurrent: int) -> str:
-        """The id of an instance over so many runners, once it runs."""
-        layers = LAYERS[shards]
+    async def place(self, layers: Sequence[int], concurrent: int) -> str:
+        """The id of an instance with so many layers on each runner, once it runs."""
         instance_id = f"i{self.cluster.state.sequence}"
         cuts = list(pairwise((0, *accumulate(layers))))
         placement = model_pb2.Placement(
@@ -57,7 +55,7 @@ class Stack:
             concurrent_sequences=concurrent,
         )
         placed = event_pb2.InstancePlaced(
-            instance_id=instance_id, spec=model_pb2.PlacementSpec(model_id=MODEL_ID), placement=placement
+            instance_id=instance_id, spec=model_pb2.PlacementSpec(model_id=self.model.model_id), placement=placement
         )
         await self.cluster.append(event_pb2.Fact(instance_placed=placed))
         states = (model_pb2.INSTANCE_STATE_RUNNING, model_pb2.INSTANCE_STATE_FAILED)

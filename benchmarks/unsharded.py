@@ -14,7 +14,7 @@ from typing import Any
 
 PROMPT_TOKENS = 512
 CHUNK_TOKENS = 128
-DECODED_TOKENS = {"ours": 48, "none": 8}
+DECODED_TOKENS = {"ours": 32, "none": 4}
 
 
 def main(folder: str, threads: str, choice: str) -> None:
@@ -23,7 +23,7 @@ def main(folder: str, threads: str, choice: str) -> None:
     if choice == "ours":
         blas.load(int(threads))
     model = _model(folder)
-    _decode(model, 4)
+    _decode(model, 2)
     measured = {"decode": _decode(model, DECODED_TOKENS[choice])}
     if choice == "ours":
         measured["prefill"] = _prefill(model)
