@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import huggingface_hub
@@ -12,15 +13,15 @@ from services import model_folder
 from services.cli.failure import CommandError, ExitCode
 
 
-def snapshot(name: str) -> Path:
-    """The folder with the files of `owner/name`, fetched where the hub's cache lacks them.
+def snapshot(name: str, patterns: Sequence[str] = model_folder.MODEL_FILE_PATTERNS) -> Path:
+    """The folder with the files of `owner/name` that match one of `patterns`, fetched where the hub's cache lacks them.
 
     Raises CommandError, saying what to do, when they cannot be had.
     """
     try:
         # Its own bars would run through ours.
         disable_progress_bars()
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(model_folder.MODEL_FILE_PATTERNS)))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
     except huggingface_hub.errors.GatedRepoError as error:
         raise _unavailable(
             name, "its owner asks for consent: give it on the model's page, then `hf auth login`"

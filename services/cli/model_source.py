@@ -76,6 +76,10 @@ class FolderSource:
         self._label = label or f"folder:{path.name}"
         self.default_id = path.name
 
+    def config(self) -> tuple[Path, str]:
+        """The folder with the model's config.json, and the source as the cluster knows it."""
+        return self._path, self._label
+
     def label(self, steps: Steps) -> str:
         return self._label
 
@@ -159,6 +163,13 @@ class HubSource:
         self._name = name
         self._snapshot: FolderSource | None = None
         self.default_id = name.rpartition("/")[2]
+
+    def config(self) -> tuple[Path, str]:
+        """A folder with the model's config.json, fetched alone, and the source as the cluster knows it."""
+        # Imported here: it takes longer than most commands do.
+        from services.cli import model_hub  # noqa: PLC0415 - as said above
+
+        return model_hub.snapshot(self._name, ("config.json",)), f"{HUB_PREFIX}{self._name}"
 
     def label(self, steps: Steps) -> str:
         return self._fetched(steps).label(steps)

@@ -9,7 +9,7 @@ import grpc
 import typer
 from google.protobuf import json_format
 
-from services.cli import connection, local_node, model_progress, model_store, model_table
+from services.cli import connection, local_node, model_estimate, model_progress, model_store, model_table
 from services.cli.connection import CALL_SECONDS_MAX, Master
 from services.cli.failure import CommandError, ExitCode, from_rpc_error
 from services.cli.model_source import parse_source
@@ -21,6 +21,7 @@ PAGE_SIZE: Final = 1000
 CONTEXT_TOKENS_DEFAULT: Final = 2048
 
 app = typer.Typer(help="Prepare models on this machine, and see which ones the cluster knows.", no_args_is_help=True)
+app.command()(model_estimate.estimate)
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model from `ullage models list`.")]
 

@@ -366,3 +366,24 @@ def test_the_master_says_no_and_the_folder_is_ready(
     known.refusal = "another digest is placed right now: release it first"
     assert run(["models", "add", str(source)]) == 1
     assert "but not registered: another digest is placed right now: release it first" in capsys.readouterr().err
+
+
+def test_what_a_model_will_weigh_is_computed_from_its_config_and_told_to_the_master(
+    tmp_path: Path, known: KnownModels, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_models.write(tmp_path / "big")
+    (folder / "model.safetensors").unlink()
+
+    assert run(["models", "estimate", str(folder)]) == ExitCode.OK
+
+    model = known.models["big"]
+    assert model.computed_from_config
+    assert model.layers == model_folder.describe(tiny_models.write(folder), model_id="big", source="").layers
+    said = capsys.readouterr().out
+    assert said.startswith("big will take about 157 KiB: 2 layers, bfloat16; computed\n")
+    assert said.endswith("see where it would go: ullage place big --dry-run\n")
+
+
+def test_a_source_without_a_config_is_not_estimated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", "estimate", str(tiny_gguf.write(tmp_path / "a.gguf"))]) == ExitCode.USAGE
+    assert "has no config.json: `ullage models add` reads what it weighs" in capsys.readouterr().err

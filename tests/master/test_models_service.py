@@ -76,6 +76,22 @@ async def test_an_incomplete_model_is_refused_with_what_is_missing(
     assert cluster.state.sequence == 0
 
 
+async def test_an_estimate_gives_way_to_a_model_with_files_and_never_takes_its_place(
+    stub: Stub, cluster: Cluster
+) -> None:
+    estimate = model(digest="of its config.json")
+    estimate.computed_from_config = True
+    await stub.RegisterModel(model_service_pb2.RegisterModelRequest(model=estimate))
+    await stub.RegisterModel(model_service_pb2.RegisterModelRequest(model=model()))
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.RegisterModel(model_service_pb2.RegisterModelRequest(model=estimate))
+
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "is known from its files" in str(refused.value.details())
+    assert cluster.state.models["m"] == model()
+
+
 async def test_a_placed_model_is_neither_replaced_nor_removed_until_its_shards_are_gone(
     stub: Stub, cluster: Cluster
 ) -> None:

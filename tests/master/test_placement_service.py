@@ -164,6 +164,21 @@ async def test_a_preview_answers_with_the_refusal(cluster: Cluster, stub: Stub) 
     assert endless.refusal.reason == model_pb2.REFUSAL_REASON_TOO_FEW_NODES
 
 
+async def test_a_model_known_by_its_config_alone_is_previewed_and_not_placed(cluster: Cluster, stub: Stub) -> None:
+    estimate = model(even(12 * GIB, 12), computed_from_config=True)
+    await given(cluster, [Node("a", 8 * GIB, models=()), Node("b", 8 * GIB, models=())], estimate)
+
+    request = placement_service_pb2.PreviewPlacementRequest(spec=spec())
+    shown = (await stub.PreviewPlacement(request)).placement
+    error = await refused(stub)
+
+    assert layers_by_node(shown) == {"a": 6, "b": 6}
+    assert shown.explanation.startswith("12 layers, computed from config.json, on a and b because ")
+    assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "until then only a preview can be had" in str(error.details())
+    assert not cluster.state.instances
+
+
 async def test_names_that_are_not_there_are_not_found(cluster: Cluster, stub: Stub) -> None:
     await given(cluster, [Node("a", 8 * GIB)], model(even(4 * GIB, 4)))
     no_model = await refused(stub, model_id="nothing")

@@ -264,7 +264,8 @@ class Budgets:
         levels = survey.levels
         silent = self._named(self.silent_node_ids)
         # A runner that lacks the model's files fetches its part of them from one that has them and is heard.
-        absent = ~survey.has_model & ~(survey.has_model & ~silent).any()
+        # A model without files is asked for to see where it would go: nobody has it, and nobody needs to.
+        absent = ~survey.has_model & ~((survey.has_model & ~silent).any() | request.model.computed_from_config)
         unknown = (levels == node_pb2.PRESSURE_LEVEL_UNKNOWN) & (not request.include_unknown)
         reasons = (
             (self._named(request.excluded), model_pb2.EXCLUSION_REQUESTED),

@@ -114,7 +114,9 @@ def _explanation(request: Request, chosen: Solution, nodes: Sequence[Budget]) ->
     """Why these nodes, in one sentence."""
     names = {budget.node_id: budget.name for budget in nodes}
     used = [names[candidate.node_id] for candidate in chosen.order]
-    where = f"{counted(request.layers, 'layer')} on {listed(used)}"
+    layers = counted(request.layers, "layer")
+    computed = ", computed from config.json," if request.model.computed_from_config else ""
+    where = f"{layers}{computed} on {listed(used)}"
     pressed = [budget.name for budget in nodes if _pressed(budget) and budget.name in used]
     weighed = (
         f"; {listed(pressed)} under WARNING counts {request.warning_tenths / WHOLE_TENTHS:g}"

@@ -162,6 +162,8 @@ def _headline(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
     asked = f"{request.model.model_id} with {counted(load.context_tokens, 'token')} of context"
     if load.concurrent_sequences > 1:
         asked += f" for {load.concurrent_sequences} sequences"
+    if request.model.computed_from_config:
+        asked += ", computed from its config.json,"
     return f"{asked} {_because(case, reason, needed, offered)}."
 
 

@@ -46,6 +46,10 @@ class ModelServicer(model_service_pb2_grpc.ModelServiceServicer):
             # Nothing is placed between the look at the state and the commit.
             async with self._cluster.placing:
                 known = self._cluster.state.models.get(model.model_id)
+                if known is not None and model.computed_from_config and not known.computed_from_config:
+                    raise errors.NotNow(
+                        f"model {model.model_id!r} is known from its files: what its config.json says adds nothing"
+                    )
                 if known != model:
                     _refuse_placed(self._cluster.state, model.model_id, "registered in another shape")
                     await self._cluster.append(event_pb2.Fact(model_registered=event_pb2.ModelRegistered(model=model)))

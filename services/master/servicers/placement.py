@@ -129,6 +129,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 
     async def _validated(self, spec: model_pb2.PlacementSpec) -> model_pb2.Instance:
         """The instance as it would be placed now; nothing is recorded."""
+        self._check_files(spec)
         outcome, _ = await self._decided(spec)
         if isinstance(outcome, model_pb2.Refusal):
             raise errors.Refused(excerpt(outcome))
@@ -139,6 +140,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             earlier = self._answered_before(spec)
             if earlier is not None:
                 return view.instance(earlier)
+            self._check_files(spec)
             outcome, silent = await self._decided(spec)
             if isinstance(outcome, model_pb2.Refusal):
                 await self._cluster.append(_refused(spec, outcome, silent))
@@ -148,6 +150,15 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             await self._cluster.append(*self._replaced(spec, instance_id), _placed(instance_id, spec, outcome, silent))
             log.info("placed", instance=instance_id, model=spec.model_id, nodes=len(outcome.shards), forced=spec.force)
             return view.instance(self._cluster.state.instances[instance_id])
+
+    def _check_files(self, spec: model_pb2.PlacementSpec) -> None:
+        """Raise NotNow for a model of which no file is known: it can be previewed, and not run."""
+        model = self._cluster.state.models.get(spec.model_id)
+        if model is not None and model.computed_from_config:
+            raise errors.NotNow(
+                f"what {model.model_id} weighs was computed from its config.json: run `ullage models add` with its "
+                "files first; until then only a preview can be had"
+            )
 
     def _survey(self, model_id: str) -> Survey:
         """The nodes now, in columns."""
