@@ -28,7 +28,7 @@ _LINUX: Final = {
     "ram_available_bytes": "MemAvailable + ARC above its minimum, within the room of every cgroup limit",
     "ram_free_bytes": "MemFree: no measure of anything, caches fill it",
     "file_backed_bytes": "Active(file) + Inactive(file): the page cache without tmpfs",
-    "swap_total_bytes": "SwapTotal; the machine's, also inside a cgroup",
+    "swap_total_bytes": "SwapTotal; unknown under a cgroup's limit, where the machine's is not to be had",
     "swap_available_bytes": "SwapFree",
     "cgroup_limit_bytes": "the least of memory.max and memory.high (v1: limit_in_bytes) up to the mount",
     "cgroup_used_bytes": "usage - inactive_file - active_file: the cache of files goes when asked, tmpfs does not",

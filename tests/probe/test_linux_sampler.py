@@ -157,7 +157,25 @@ def test_a_limit_without_its_usage_bounds_what_is_available(tree: Tree) -> None:
     tree.put("proc/self/cgroup", "0::/a\n").put("proc/self/mountinfo", V2_MOUNT)
     tree.put("sys/fs/cgroup/a/memory.max", f"{8 * GIB}")
     reading = tree.read()
-    assert (reading.cgroup_used_bytes, reading.available_bytes) == (None, 8 * GIB)
+    assert (reading.cgroup_used_bytes, reading.available_bytes, reading.coarse) == (None, 8 * GIB, True)
+
+
+def test_a_machine_of_no_memory_is_one_that_does_not_say(tree: Tree) -> None:
+    reading = tree.memory(0, 0).read()
+    assert (reading.total_bytes, reading.available_bytes, reading.ram_free_bytes) == (None, None, None)
+
+
+def test_the_machines_swap_is_not_that_of_a_limited_cgroup(tree: Tree) -> None:
+    tree.put(
+        "proc/meminfo",
+        "MemTotal: 67108864 kB\nMemAvailable: 60000000 kB\nSwapTotal: 8388608 kB\nSwapFree: 4194304 kB\n",
+    )
+    machine = tree.read()
+    assert (machine.swap_total_bytes, machine.swap_available_bytes) == (8 * GIB, 4 * GIB)
+    tree.put("proc/self/cgroup", "0::/a\n").put("proc/self/mountinfo", V2_MOUNT)
+    tree.put("sys/fs/cgroup/a/memory.max", f"{8 * GIB}").put("sys/fs/cgroup/a/memory.current", "0")
+    limited = tree.read()
+    assert (limited.swap_total_bytes, limited.swap_available_bytes, limited.clamped) == (None, None, False)
 
 
 def test_a_limit_that_is_changed_is_seen_within_eight_readings(tree: Tree) -> None:

@@ -113,6 +113,8 @@ def _number(value: object) -> float | None:
 
 def _size(block: object, name: str) -> int | None:
     value = block.get(name) if isinstance(block, dict) else None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # JSON knows one kind of number only.
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value < _BYTES_MAX else None

@@ -101,7 +101,7 @@ def conclude(seen: Seen, source: node_pb2.MemorySource.ValueType, helper: Macmon
     """
     counted = _counted(seen.numbers)
     pages = counted if seen.pages is None else freshened(seen.pages, counted) if seen.is_copy else seen.pages
-    total, swap = seen.numbers.get(sysctl.TOTAL), seen.swap
+    total, swap = seen.numbers.get(sysctl.TOTAL) or None, seen.swap
     available = pages.reclaimable_bytes
     if helper is not None and (available is None or total is None):
         total, available = helper.total_bytes, helper.total_bytes - helper.used_bytes

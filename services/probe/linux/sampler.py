@@ -6,6 +6,7 @@ It is read inline on the event loop: handing it to a thread costs more than the 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from services.probe.failures import Failures
 from services.probe.linux import meminfo, zfs
@@ -16,6 +17,8 @@ from services.probe.linux.open_file import OpenFile, existing
 from services.probe.linux.psi import StallFile
 from services.probe.reading import Reading, bounded
 from ullage.v1 import node_pb2
+
+_NOTHING: Final = Meminfo()
 
 
 class LinuxSampler:
@@ -36,10 +39,12 @@ class LinuxSampler:
 
     def read(self) -> Reading:
         """The memory now. Never raises: what cannot be read is absent, and was counted."""
-        text = self._meminfo.read()
-        memory = Meminfo() if text is None else self._parser.parse(text)
+        memory = self._memory()
         room = self._cgroups.room(memory.total_bytes)
         events = self._cgroups.events()
+        if room.limit_bytes is not None:
+            # How much of the machine's swap is for this cgroup nobody says here.
+            memory = memory._replace(swap_total_bytes=None, swap_free_bytes=None)
         available = bounded(memory.available_bytes, memory.total_bytes)
         free = bounded(memory.free_bytes, memory.total_bytes)
         swap = bounded(memory.swap_free_bytes, memory.swap_total_bytes)
@@ -63,7 +68,14 @@ class LinuxSampler:
             arc_bytes=self._arc_bytes(),
             huge_pages_bytes=memory.huge_pages_bytes,
             clamped=(available, free, swap) != (memory.available_bytes, memory.free_bytes, memory.swap_free_bytes),
+            coarse=room.limit_bytes is not None and room.used_bytes is None,
         )
+
+    def _memory(self) -> Meminfo:
+        text = self._meminfo.read()
+        memory = _NOTHING if text is None else self._parser.parse(text)
+        # A machine that has none is one that does not say.
+        return _NOTHING if memory.total_bytes == 0 else memory
 
     def _arc_bytes(self) -> int | None:
         text = self._arc.read() if self._arc is not None else None
