@@ -388,6 +388,29 @@ def test_a_remedy_names_the_context_and_the_sequences_that_would_fit() -> None:
     assert (fewer.text, fewer.concurrent_sequences) == ("Ask for 2 sequences at once", 2)
 
 
+def test_no_node_is_to_free_more_than_it_has() -> None:
+    nodes = [Node("a", 7 * GB, ram=8 * GB), Node("b", 5 * GB, ram=8 * GB), Node("c", 4 * GB, ram=8 * GB)]
+
+    by_name = {
+        remedy.node_id for remedy in refusal(state_of(nodes, model(even(18 * GB, 18)))).remedies if remedy.more_bytes
+    }
+
+    assert by_name == {"b", "c"}
+
+
+def test_force_is_not_advised_where_it_would_not_do() -> None:
+    assert not any(remedy.force for remedy in refusal(state_of([Node("a", 8 * GB)], model([2**63, 2**63]))).remedies)
+
+
+def test_a_prompt_must_fit_in_the_context_nobody_chose() -> None:
+    answer = place(
+        state_of([Node("a", GB)], model([1])), model_pb2.PlacementSpec(model_id="m", prompt_tokens_hint=2049), ()
+    )
+
+    assert isinstance(answer, model_pb2.Refusal)
+    assert answer.message == "prompts of 2049 tokens do not fit in a context of 2048: ask for a longer context"
+
+
 def test_a_remedy_says_that_more_nodes_would_do() -> None:
     state = state_of([Node("a", 10), Node("b", 10)], model([3] * 6))
 

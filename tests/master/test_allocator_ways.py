@@ -157,7 +157,7 @@ def test_the_factor_of_warning_can_be_chosen_and_is_recorded() -> None:
     assert [node.pressure_factor for node in chosen.nodes] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0, 1.2])
+@pytest.mark.parametrize("factor", [0.0, -1.0, 0.05, 1.2, float("nan"), float("inf"), float("-inf")])
 def test_a_factor_that_is_none_is_refused(factor: float) -> None:
     answer = refusal(state_of([Node("a", GB)], model([1])), warning_factor=factor)
 

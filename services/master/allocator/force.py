@@ -45,6 +45,12 @@ def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
     return case, ()
 
 
+def forcible(case: Case) -> bool:
+    """A forced request would be placed, if not on the nodes as they are then with more room than they have."""
+    lifted = case.seen(View(lifted=True))
+    return lifted.fit_in(_widened(lifted.budgets, WIDENED_PARTS_MAX)).holds
+
+
 def _least_rooms(case: Case) -> Ints | None:
     """The rooms, widened by equal parts, in which the model just fits; None where it fits in none."""
     if not case.fit_in(_widened(case.budgets, WIDENED_PARTS_MAX)).holds:

@@ -19,6 +19,7 @@ from services.master.allocator.budget import Budget, Budgets, View
 from services.master.allocator.capacity import ROOM_BYTES_MAX
 from services.master.allocator.case import Case, Fit
 from services.master.allocator.demand import UINT64_MAX, Load, least_bytes
+from services.master.allocator.force import forcible
 from services.master.allocator.naming import listed
 from services.master.allocator.pool import roomiest
 from services.master.allocator.reach import unreached
@@ -27,7 +28,7 @@ from services.master.allocator.wording import counted, exclusion, node_line, siz
 from ullage.v1 import model_pb2
 
 NODES_ADVISED_MAX: Final = 2
-"""For how many nodes it is worked out how many bytes more would do."""
+"""For how many nodes it is said how many bytes more would do, of twice as many that are looked at."""
 
 INSTANCES_ADVISED_MAX: Final = 3
 
@@ -254,7 +255,7 @@ def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
     else:
         yield from _left_out(case)
     yield from _wider_requests(case)
-    if reason != model_pb2.REFUSAL_REASON_NO_PATH and _forcible(case):
+    if reason != model_pb2.REFUSAL_REASON_NO_PATH and forcible(case):
         yield model_pb2.Remedy(text="Force it, and risk swapping or a killed process", force=True)
 
 
@@ -273,17 +274,26 @@ def _releases(case: Case) -> Iterator[model_pb2.Remedy]:
 def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
     """For the roomiest nodes, how many bytes more on that node alone would do."""
     roomiest = sorted(case.weighed, key=lambda each: (-(each.budget_bytes or 0), each.node_id))
-    for budget in roomiest[:NODES_ADVISED_MAX]:
-        grain = max(1, needed // SEARCH_STEPS)
+    grain, advised = max(1, needed // SEARCH_STEPS), 0
+    for budget in roomiest[: 2 * NODES_ADVISED_MAX]:
         found = _grains_on(case, budget, grain)
-        if found is not None and (more := found.count * grain) <= UINT64_MAX:
-            text = f"Free {size(more)} on {budget.name}" + ("" if found.proved else "; less may do")
-            yield model_pb2.Remedy(text=text, node_id=budget.node_id, more_bytes=more)
+        if found is None or advised == NODES_ADVISED_MAX:
+            continue
+        advised += 1
+        more = found.count * grain
+        text = f"Free {size(more)} on {budget.name}" + ("" if found.proved else "; less may do")
+        yield model_pb2.Remedy(text=text, node_id=budget.node_id, more_bytes=more)
 
 
 def _grains_on(case: Case, budget: Budget, grain: int) -> Found | None:
+    """How many grains more on this node would do; None where it does not have as much to free."""
     row = case.budgets.row(budget.node_id)
-    return _least(2 * SEARCH_STEPS, lambda count: case.fit_with(row, count * grain))
+    most = min(2 * SEARCH_STEPS, UINT64_MAX // grain)
+    if budget.ram_total_bytes is not None:
+        most = min(most, max(0, budget.ram_total_bytes - (budget.available_bytes or 0)) // grain)
+    if not most or not case.fit_with(row, most * grain).holds:
+        return None
+    return _least(most, lambda count: case.fit_with(row, count * grain))
 
 
 def _smaller_requests(case: Case) -> Iterator[model_pb2.Remedy]:
@@ -296,7 +306,8 @@ def _smaller_requests(case: Case) -> Iterator[model_pb2.Remedy]:
     found = _most((load.context_tokens - 1) // step, with_context)
     if found is not None:
         tokens = found.count * step
-        text = f"Ask for a context of {tokens} tokens or less" + ("" if found.proved else "; a longer one may do")
+        more = "" if found.proved else "; a longer one may do"
+        text = f"Ask for a context of {counted(tokens, 'token')} or less{more}"
         yield model_pb2.Remedy(text=text, context_tokens=tokens)
     found = _most(load.concurrent_sequences - 1, lambda count: _fit_load(case, Load(load.context_tokens, count)))
     if found is not None:
@@ -332,11 +343,6 @@ def _left_out(case: Case) -> Iterator[model_pb2.Remedy]:
     for budget in mendable[:LEFT_OUT_ADVISED_MAX]:
         text = _LEFT_OUT_REMEDIES[budget.left_out or model_pb2.EXCLUSION_UNSPECIFIED]
         yield model_pb2.Remedy(text=text.format(name=budget.name), node_id=budget.node_id)
-
-
-def _forcible(case: Case) -> bool:
-    """A forced request would be placed."""
-    return case.seen(View(lifted=True)).fits_boundless()
 
 
 def _retryable(case: Case) -> bool:

@@ -134,7 +134,8 @@ def _invalid(state: State, spec: model_pb2.PlacementSpec) -> Iterator[str]:
         yield "a context of 0 tokens holds nothing: ask for at least 1, or leave it out for 2048"
     if spec.HasField("concurrent_sequences") and not 0 < spec.concurrent_sequences <= CONCURRENT_SEQUENCES_MAX:
         yield f"concurrent_sequences is {spec.concurrent_sequences}: ask for 1 to {CONCURRENT_SEQUENCES_MAX}"
-    if spec.HasField("warning_factor") and not 1 <= round(spec.warning_factor * WHOLE_TENTHS) <= WHOLE_TENTHS:
+    # A comparison that is no number's is false, so that what is not a number is refused as well.
+    if spec.HasField("warning_factor") and not 0.05 < spec.warning_factor <= 1:
         yield f"warning_factor is {spec.warning_factor:g}: ask for 0.1 to 1, in tenths"
     if spec.replace_instance_id and spec.replace_instance_id not in state.instances:
         yield f"no instance is called {spec.replace_instance_id!r}: it cannot be replaced"
@@ -158,9 +159,9 @@ def _too_long(spec: model_pb2.PlacementSpec, model: model_pb2.Model) -> Iterator
             f"{model.model_id} takes at most {longest} tokens of context and {spec.context_tokens} were asked for: "
             f"ask for {longest} or less; force does not lift this"
         )
-    if spec.HasField("context_tokens") and spec.prompt_tokens_hint > spec.context_tokens:
+    if spec.prompt_tokens_hint > _context_tokens(spec, model):
         yield (
-            f"prompts of {spec.prompt_tokens_hint} tokens do not fit in a context of {spec.context_tokens}: "
+            f"prompts of {spec.prompt_tokens_hint} tokens do not fit in a context of {_context_tokens(spec, model)}: "
             "ask for a longer context"
         )
 
