@@ -1,6 +1,6 @@
 """A day of ten nodes at 2 Hz through the real log, in simulated time: memory flat, the log bounded, all of it told.
 
-The suite has an hour of it; the whole day: `pytest -m soak tests/master/test_log_day.py`.
+The suite has twenty minutes of it; the whole day: `pytest -m soak tests/master/test_log_day.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ SECONDS_IN_COMMIT: Final = 50
 LOG_BYTES_MAX: Final = 200 * 10**6
 
 
-async def live(path: Path, hours: float, policy: Policy, compact_seconds: int) -> tuple[str, list[int], list[int]]:
-    """The cluster's life: the hash at its end, the states decided on, and the resident bytes each hour."""
+async def live(
+    path: Path, hours: float, policy: Policy, *, decide_seconds: int, compact_seconds: int
+) -> tuple[str, list[int], list[int]]:
+    """The cluster's life: the hash at its end, the states decided on, and the resident bytes after each compaction."""
     clock, resident = FakeClock(), []
     async with opened(path, clock) as cluster:
         assert isinstance(cluster.log, EventLog)
@@ -44,7 +46,7 @@ async def live(path: Path, hours: float, policy: Policy, compact_seconds: int) -
         for second in range(0, round(hours * 3600), SECONDS_IN_COMMIT):
             await cluster.append(*samples(second))
             clock.advance(SECONDS_IN_COMMIT)
-            if second % 600 == 0:
+            if second % decide_seconds == 0:
                 await decide(cluster, f"i{second}")
             if second % 100 == 0:
                 await keeper.checkpoint_if_due()
@@ -93,23 +95,24 @@ async def look(path: Path, digest: str, decided: list[int]) -> float:
     return seconds
 
 
-def test_an_hour_is_kept_short_and_every_decision_in_it_explained(tmp_path: Path) -> None:
+def test_twenty_minutes_are_kept_short_and_every_decision_in_them_explained(tmp_path: Path) -> None:
     path = tmp_path / "events.db"
-    digest, decided, _ = asyncio.run(live(path, 1, Policy(600, 1800), compact_seconds=900))
-    seconds = asyncio.run(look(path, digest, decided))
-    assert seconds < 5  # The figure is the benchmark's; this is for a machine that is busy.
-    assert path.stat().st_size < 20 * 10**6
+    life = live(path, 1 / 3, Policy(200, 600), decide_seconds=200, compact_seconds=300)
+    digest, decided, _ = asyncio.run(life)
+    assert len(decided) == 6
+    asyncio.run(look(path, digest, decided))
+    assert path.stat().st_size < 8 * 10**6
 
 
 @pytest.mark.soak
 def test_a_day_is_kept_short_and_every_decision_in_it_explained(tmp_path: Path) -> None:
     path = tmp_path / "events.db"
     policy = Policy()
-    digest, decided, resident = asyncio.run(live(path, 24, policy, compact_seconds=3600))
+    digest, decided, resident = asyncio.run(live(path, 24, policy, decide_seconds=600, compact_seconds=3600))
     steady = resident[3:]  # Once the first samples are old enough to be thinned.
     print(f"resident {min(steady) >> 20} to {max(steady) >> 20} MiB, log {path.stat().st_size / 1e6:.0f} MB")
     assert max(steady) <= 1.1 * min(steady)
     assert path.stat().st_size <= LOG_BYTES_MAX
     seconds = asyncio.run(look(path, digest, decided))
     print(f"began again in {seconds:.3f} s, {len(decided)} decisions explained")
-    assert seconds < 5
+    assert seconds < 5  # The figure is the benchmark's; this is for a machine that is busy.
