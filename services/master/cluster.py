@@ -24,10 +24,10 @@ from services import log_format
 from services.clock import Clock
 from services.master import errors
 from services.master.batch import Batch, batch
-from services.master.event_log import Append, Commit, EventLog, ReadOnlyLog
-from services.master.liveness import Bounds, fallen, liveness
+from services.master.event_log import FACT_BYTES_MAX, Append, Commit, EventLog, ReadOnlyLog
+from services.master.liveness import Bounds, fallen, live, liveness
 from services.master.replay import fold, nearest
-from services.master.state import NodeRecord, State, apply_facts
+from services.master.state import State, apply_facts
 from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
 
 MASTER_SOURCE: Final = "master"
@@ -165,10 +165,15 @@ class Cluster:
         """Queue facts for the log, in the order of the calls; done when durable and applied.
 
         Whoever does not wait for one call before the next says `after`, the last source_sequence of the one
-        before: should that fail, this does too, rather than hide for ever what was to come before it.
+        before: should that fail, this does too, rather than hide for ever what was to come before it. Raises
+        InvalidRequest for a fact that is too large, Unavailable as the log does.
         """
         if self.replaying:
             raise errors.Unavailable("the master is replaying its log: try again in a moment")
+        if (largest := max(map(len, facts.payloads), default=0)) > FACT_BYTES_MAX:
+            raise errors.InvalidRequest(
+                f"a fact of {largest} bytes is more than the log takes in one, {FACT_BYTES_MAX}"
+            )
         done: asyncio.Future[Append] = asyncio.get_running_loop().create_future()
         self.log.append(Append(source, facts, done, after))
         return done
@@ -201,13 +206,19 @@ class Cluster:
         """
         if self.read_only:
             return frozenset()
-        return frozenset(id_ for id_, node in self.state.nodes.items() if self._is_silent(id_, node))
+        now, nodes = self.clock.monotonic(), self.state.nodes
+        unheard = nodes.keys() - live(self._heard, now, self.bounds)
+        unserved = nodes.keys() - live(self._runner_heard, now, self.bounds)
+        return frozenset(unheard.union(id_ for id_ in unserved if nodes[id_].runner is not None))
 
-    def _is_silent(self, node_id: str, node: NodeRecord) -> bool:
-        if self.liveness(node_id) != state_pb2.LIVENESS_LIVE:
-            return True
+    def is_silent(self, node_id: str) -> bool:
+        """Whether this one node is among them, or is not there at all."""
+        node = self.state.nodes.get(node_id)
+        if node is None or self.read_only:
+            return node is None
         runner = liveness(self._runner_heard.get(node_id), self.clock.monotonic(), self.bounds)
-        return node.runner is not None and runner != state_pb2.LIVENESS_LIVE
+        unserved = node.runner is not None and runner != state_pb2.LIVENESS_LIVE
+        return unserved or self.liveness(node_id) != state_pb2.LIVENESS_LIVE
 
     @asynccontextmanager
     async def subscribe(self, kinds: Collection[str] | None = None) -> AsyncIterator[Subscription]:

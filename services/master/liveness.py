@@ -33,6 +33,11 @@ def liveness(heard_at: float | None, now: float, bounds: Bounds) -> state_pb2.Li
     return state_pb2.LIVENESS_LIVE
 
 
+def live(heard: Mapping[str, float], now: float, bounds: Bounds) -> set[str]:
+    """Those that are live of all that were `heard`, each at the time said: thousands, before every placement."""
+    return {node_id for node_id, heard_at in heard.items() if now - heard_at < bounds.suspect_after_seconds}
+
+
 def fallen(
     before: Mapping[str, state_pb2.Liveness.ValueType], after: Mapping[str, state_pb2.Liveness.ValueType]
 ) -> list[tuple[str, state_pb2.Liveness.ValueType]]:

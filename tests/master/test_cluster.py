@@ -168,6 +168,24 @@ async def test_a_restart_revives_instances_and_promises_but_nobodys_liveness(log
         assert cluster.silent_node_ids() == {"a"}
 
 
+async def test_a_node_is_silent_when_it_or_its_runner_was_not_heard_for_the_bound(
+    cluster: Cluster, clock: FakeClock
+) -> None:
+    await cluster.append(*(memory_sampled(node_id) for node_id in "abcd"), runner_announced("a"), runner_announced("b"))
+    cluster.hear_runner("a")
+    cluster.hear("b")
+    cluster.hear("c")
+    assert cluster.silent_node_ids() == {"b", "d"}
+
+    clock.advance(2.9)
+    cluster.hear("b")
+    clock.advance(0.1)
+    cluster.hear("c")
+
+    assert cluster.silent_node_ids() == {"a", "b", "d"}
+    assert {node_id for node_id in "abcde" if cluster.is_silent(node_id)} == {"a", "b", "d", "e"}
+
+
 async def test_what_was_released_stays_released_after_a_restart(log_path: Path, clock: FakeClock) -> None:
     async with opened(log_path, clock) as cluster:
         await cluster.append(model_registered(), instance_placed(), instance_released())

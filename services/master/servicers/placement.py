@@ -189,7 +189,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
             outcome = await asyncio.to_thread(decide, survey, request, spec, silent)
             if isinstance(outcome, model_pb2.Refusal) or isinstance(request, Complaint):
                 return outcome, silent
-            if stands(outcome, survey, self._cluster.state, request, self._cluster.silent_node_ids().__contains__):
+            if stands(outcome, survey, self._cluster.state, request, self._cluster.is_silent):
                 return outcome, silent
             log.info("decided again: nodes changed meanwhile", model=spec.model_id, sequence=survey.sequence)
         request, survey, silent = self._asked(spec)
