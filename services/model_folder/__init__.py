@@ -15,6 +15,7 @@ from typing import Final
 from services.model_folder import description, formulas, manifest
 from services.model_folder.admission import ADMITTED, REFUSED, Architecture, refusal
 from services.model_folder.by_name import Part, part_of
+from services.model_folder.checksums import check_tensors
 from services.model_folder.errors import ModelFolderError
 from services.model_folder.manifest import (
     MANIFEST_FILE,
@@ -40,6 +41,7 @@ __all__ = [
     "Part",
     "StoredFile",
     "check",
+    "check_tensors",
     "computed",
     "describe",
     "digest_of",

@@ -2,27 +2,28 @@
 
 A small JSON document beside config.json:
 
-    {"model": {…}, "files": {"config.json": {"bytes": 812, "sha256": "…", "crc32": ["1b2f…"]}, …}}
+    {"model": {…}, "files": {"model.safetensors": {"bytes": 812, "sha256": "…", "crc32": {"model.norm.weight": …}}, …}}
 
 `model` is ullage.v1.Model in protobuf's own JSON; `files` are all the files the model is made of. The model's digest
 is the sha256 over a line "sha256  name" for each of them, sorted by name: two folders of one digest hold one model.
-`crc32` has one checksum for each block of a file, so that a part of it can be checked without reading the rest.
+`crc32` has a checksum for each tensor of a weights file, so that who reads some of them can check these alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf import json_format
 
+from services.model_folder.checksums import tensor_crc32s
 from services.model_folder.errors import ModelFolderError
 from ullage.v1 import model_pb2
 
@@ -44,8 +45,8 @@ MODEL_FILE_PATTERNS: Final = (
 )
 """The files a model is made of; others in its folder are not copied, not hashed, and never read."""
 
-BLOCK_BYTES: Final = 1 << 20
-"""Of a file, for each of which there is a checksum; the last one may be shorter."""
+WEIGHTS_SUFFIX: Final = ".safetensors"
+_CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class StoredFile:
     name: str
     size_bytes: int
     sha256: str
-    block_crc32s: tuple[int, ...] = ()
-    """The checksum of each block; none where nobody took them."""
+    tensor_crc32s: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Of a weights file, a checksum for each tensor; none where nobody took them."""
 
 
 def model_paths(folder: Path) -> list[Path]:
@@ -74,14 +75,20 @@ def hash_files(folder: Path, on_bytes: Callable[[int], None] = lambda _: None) -
 
 
 def _hashed(path: Path, on_bytes: Callable[[int], None]) -> StoredFile:
-    digest, size_bytes, block_crc32s = hashlib.sha256(), 0, []
+    digest, size_bytes = hashlib.sha256(), 0
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            block_crc32s.append(zlib.crc32(block))
-            size_bytes += len(block)
-            on_bytes(len(block))
-    return StoredFile(path.name, size_bytes, digest.hexdigest(), tuple(block_crc32s))
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size_bytes += len(chunk)
+            on_bytes(len(chunk))
+    return StoredFile(path.name, size_bytes, digest.hexdigest(), _tensor_crc32s(path))
+
+
+def _tensor_crc32s(path: Path) -> dict[str, int]:
+    # What is wrong with a file that is no safetensors is said where it is weighed.
+    with contextlib.suppress(ModelFolderError):
+        return tensor_crc32s(path) if path.suffix == WEIGHTS_SUFFIX else {}
+    return {}
 
 
 def digest_of(files: Sequence[StoredFile]) -> str:
@@ -110,13 +117,13 @@ def write(folder: Path, model: model_pb2.Model, files: Sequence[StoredFile]) -> 
 
 
 def _entry(file: StoredFile) -> dict[str, Any]:
-    blocks = {"crc32": [f"{each:08x}" for each in file.block_crc32s]} if file.block_crc32s else {}
-    return {"bytes": file.size_bytes, "sha256": file.sha256, **blocks}
+    checksums = {"crc32": dict(file.tensor_crc32s)} if file.tensor_crc32s else {}
+    return {"bytes": file.size_bytes, "sha256": file.sha256, **checksums}
 
 
 def _stored(name: str, entry: Any) -> StoredFile:
-    block_crc32s = tuple(int(each, 16) for each in entry.get("crc32", ()))
-    return StoredFile(name, int(entry["bytes"]), str(entry["sha256"]), block_crc32s)
+    checksums = {str(tensor): int(crc32) for tensor, crc32 in entry.get("crc32", {}).items()}
+    return StoredFile(name, int(entry["bytes"]), str(entry["sha256"]), checksums)
 
 
 def read(folder: Path) -> tuple[model_pb2.Model, tuple[StoredFile, ...]]:

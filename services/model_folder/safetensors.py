@@ -43,6 +43,18 @@ class Tensor:
 
 def read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of the file by name. Raises ModelFolderError where it is cut short, too long, or no safetensors."""
+    return {name: tensor for name, (tensor, _) in _read(path)[1].items()}
+
+
+def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
+    """Where in the file each tensor is, [begin, end), in the order in which they lie. Raises as `read_header`."""
+    data_at, entries = _read(path)
+    places = sorted((begin, end, name) for name, (_, (begin, end)) in entries.items())
+    return {name: (data_at + begin, data_at + end) for begin, end, name in places}
+
+
+def _read(path: Path) -> tuple[int, dict[str, tuple[Tensor, tuple[int, int]]]]:
+    """Where the tensors' bytes begin, and each tensor with its place among them."""
     try:
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
@@ -52,7 +64,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
         raise ModelFolderError(f"{path.name} cannot be read: {error.strerror or error}") from error
     data_bytes = _checked_layout(path.name, entries)
     _check_length(path.name, file_bytes, _LENGTH_BYTES + header_bytes + data_bytes)
-    return {name: tensor for name, (tensor, _) in entries.items()}
+    return _LENGTH_BYTES + header_bytes, entries
 
 
 def _header_bytes(file_name: str, prefix: bytes, file_bytes: int) -> int:

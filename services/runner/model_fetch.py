@@ -102,8 +102,9 @@ class Fetcher:
             try:
                 await asyncio.to_thread(fetch.folder.open)
                 await self._from_any(fetch, sources)
+                cut = Cut.of(assignment.model, assignment.shard)
                 for file in fetch.files:
-                    await asyncio.to_thread(fetch.folder.check, file)
+                    await asyncio.to_thread(fetch.folder.check, file, cut)
             except OSError as error:
                 raise FetchError(
                     f"the model cannot be kept in {self._models_dir}: {error.strerror or error}"
@@ -146,7 +147,10 @@ class Fetcher:
         model = fetch.assignment.model
         asked = model_file_service_pb2.ListModelFilesRequest(model_id=model.model_id, digest=model.digest)
         answer = await stub.ListModelFiles(asked, timeout=CHUNK_SECONDS)
-        fetch.files = tuple(StoredFile(Path(file.name).name, file.size_bytes, file.sha256) for file in answer.files)
+        fetch.files = tuple(
+            StoredFile(Path(file.name).name, file.size_bytes, file.sha256, dict(file.tensor_crc32s))
+            for file in answer.files
+        )
         await asyncio.to_thread(fetch.folder.lay_out, fetch.files)
         cut = Cut.of(model, fetch.assignment.shard)
         for file in fetch.files:

@@ -6,18 +6,19 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import grpc
 
 from services import model_folder
 from services.model_folder import ModelFolderError, StoredFile, manifest
-from services.model_folder.manifest import BLOCK_BYTES
 from services.rpc import RpcError
 from services.runner import models
 from ullage.v1 import model_file_service_pb2, model_file_service_pb2_grpc
 
 SERVICE: Final = "ullage.v1.ModelFileService"
+
+CHUNK_BYTES: Final = 1 << 20
 
 AT_ONCE_MAX: Final = 4
 """Files sent at once: more would only share the disk and the cable, which answers need too."""
@@ -36,7 +37,12 @@ class ModelFileServicer(model_file_service_pb2_grpc.ModelFileServiceServicer):
         _, files = await asyncio.to_thread(self._found, request.model_id, request.digest)
         return model_file_service_pb2.ListModelFilesResponse(
             files=[
-                model_file_service_pb2.ModelFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256)
+                model_file_service_pb2.ModelFile(
+                    name=file.name,
+                    size_bytes=file.size_bytes,
+                    sha256=file.sha256,
+                    tensor_crc32s=file.tensor_crc32s,
+                )
                 for file in files
             ]
         )
@@ -60,8 +66,8 @@ class ModelFileServicer(model_file_service_pb2_grpc.ModelFileServiceServicer):
             )
         self._sending += 1
         try:
-            async for data in _checked(folder / file.name, file, request.offset, request.offset + request.length):
-                yield model_file_service_pb2.FetchModelFileResponse(data=data, crc32=zlib.crc32(data))
+            async for chunk in _chunks(folder / file.name, request.offset, request.length):
+                yield chunk
         finally:
             self._sending -= 1
 
@@ -82,33 +88,20 @@ class ModelFileServicer(model_file_service_pb2_grpc.ModelFileServiceServicer):
         return folder, files
 
 
-async def _checked(path: Path, file: StoredFile, begin: int, end: int) -> AsyncIterator[bytes]:
-    """The bytes [begin, end) of the file, block by block, each as it was when the model was prepared."""
+async def _chunks(path: Path, offset: int, length: int) -> AsyncIterator[model_file_service_pb2.FetchModelFileResponse]:
     try:
-        with await asyncio.to_thread(path.open, "rb") as opened:
-            while begin < end:
-                number, skipped = divmod(begin, BLOCK_BYTES)
-                block = await asyncio.to_thread(_block, opened, number)
-                if len(block) <= skipped:
+        with await asyncio.to_thread(path.open, "rb") as file:
+            file.seek(offset)
+            while length > 0:
+                data = await asyncio.to_thread(file.read, min(CHUNK_BYTES, length))
+                if not data:
                     raise _error(grpc.StatusCode.DATA_LOSS, f"{path.name} has become shorter", "FILE_CUT")
-                if file.block_crc32s and (zlib.crc32(block),) != file.block_crc32s[number : number + 1]:
-                    raise _error(
-                        grpc.StatusCode.DATA_LOSS,
-                        f"{path.name} is damaged after byte {number * BLOCK_BYTES:,}: run `ullage models add` again",
-                        "DAMAGED",
-                    )
-                data = block[skipped : skipped + end - begin]
-                begin += len(data)
-                yield data
+                length -= len(data)
+                yield model_file_service_pb2.FetchModelFileResponse(data=data, crc32=zlib.crc32(data))
     except OSError as error:
         raise _error(
             grpc.StatusCode.DATA_LOSS, f"{path.name} cannot be read: {error.strerror or error}", "UNREADABLE"
         ) from error
-
-
-def _block(file: BinaryIO, number: int) -> bytes:
-    file.seek(number * BLOCK_BYTES)
-    return file.read(BLOCK_BYTES)
 
 
 def _error(code: grpc.StatusCode, message: str, reason: str) -> RpcError:

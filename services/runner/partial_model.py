@@ -5,7 +5,7 @@ Rules this module lives by:
   shard loads from it as from any other, and reads none of the holes.
 - It lies where nobody takes it for a prepared model, beside a list of the ranges that are on the disk. A range is
   listed once its bytes are.
-- Small files are whole, and of the sha256 that the model's digest was made of.
+- Small files are whole, and of the sha256 that the model's digest was made of; of weights each tensor is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from services.model_folder import ModelFolderError, StoredFile, part_of, write_manifest
+from services.model_folder import ModelFolderError, StoredFile, check_tensors, part_of, write_manifest
 from ullage.v1 import model_pb2
 
 PARTIAL_FOLDER: Final = ".partial"
@@ -150,19 +150,33 @@ class PartialModel:
         with (self.path / name).open("r+b") as file:
             os.fsync(file.fileno())
         self._held[name] = joined([*self.held(name), written])
+        self._store_held()
+
+    def _store_held(self) -> None:
         temporary = self.path / f".{HELD_FILE}"
         temporary.write_text(json.dumps(self._held))
         temporary.replace(self.path / HELD_FILE)
 
-    def check(self, file: StoredFile) -> None:
-        """Raise ModelFolderError, and forget the file, when it is held whole and is not what it should be."""
-        if self.held(file.name) != joined([Range(0, file.size_bytes)]):
-            return
+    def check(self, file: StoredFile, cut: Cut) -> None:
+        """Raise ModelFolderError, and forget the file, when it is not what it should be.
+
+        Of a weights file the tensors are read that `cut` needs; any other is held whole, and read so.
+        """
+        try:
+            if file.tensor_crc32s:
+                check_tensors(self.path / file.name, file.tensor_crc32s, cut.needs)
+            elif self.held(file.name) == joined([Range(0, file.size_bytes)]):
+                self._check_whole(file)
+        except ModelFolderError as error:
+            self._held.pop(file.name, None)
+            self._store_held()
+            raise ModelFolderError(f"{file.name} was not fetched as it is in the model: {error}") from error
+
+    def _check_whole(self, file: StoredFile) -> None:
         with (self.path / file.name).open("rb") as opened:
             sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
         if sha256 != file.sha256:
-            del self._held[file.name]
-            raise ModelFolderError(f"{file.name} was not fetched as it is in the model: its sha256 is another")
+            raise ModelFolderError("its sha256 is another")
 
     def read(self, name: str, wanted: Range) -> bytes:
         """Bytes that are held."""

@@ -172,6 +172,7 @@ class ShardSupervisor:
         path = models.folder(self._shop.models_dir, model.model_id)
         if not self.assignment.sources or await asyncio.to_thread(models.has, self._shop.models_dir, model.model_id):
             await asyncio.to_thread(model_folder.verify, path, model)
+            await asyncio.to_thread(models.check, path, model, self.assignment.shard, self._checked_piece)
             if all(source.node_id != self._shop.node_id for source in self.assignment.sources):
                 # The others believe that it is to be fetched here.
                 self._progress.fetched(0, 0)
@@ -181,6 +182,12 @@ class ShardSupervisor:
             stall_seconds = self._shop.bounds.stall_seconds
             await wait_until_fetched(self.assignment, self._shop.clock, stall_seconds, self._progress.step)
         return path
+
+    def _checked_piece(self) -> None:
+        """Count what was checked as a step. On the thread that checks."""
+        self._progress.step()
+        if self._stopping:
+            raise model_folder.ModelFolderError("it was to end before its model was checked")
 
     async def _fetched(self) -> Path:
         """Fetch this shard's part, telling how far it is, until it is there or nobody wants it any more."""

@@ -13,7 +13,7 @@ import pytest
 
 from services import model_folder, rpc
 from services.clock import SystemClock
-from services.runner import model_files, partial_model
+from services.runner import model_files, models, partial_model
 from services.runner.model_fetch import Fetcher, FetchError
 from services.runner.partial_model import Cut, Range, joined, without
 from tests.runner.shard import tiny_weights
@@ -85,10 +85,12 @@ async def fetch(models_dir: Path, asked: Any) -> tuple[Path, list[tuple[int, int
     return path, said
 
 
-def flip_last_byte(path: Path) -> None:
-    """As a disk does."""
+def flip(path: Path, tensor: str) -> None:
+    """Flip a bit of a tensor, as a disk does; again, and it is whole."""
     data = bytearray(path.read_bytes())
-    data[-1] ^= 1
+    header_bytes = 8 + int.from_bytes(data[:8], "little")
+    begin, _ = json.loads(data[8:header_bytes])[tensor]["data_offsets"]
+    data[header_bytes + begin] ^= 1
     path.write_bytes(data)
 
 
@@ -154,10 +156,32 @@ async def test_a_damaged_chunk_is_fetched_again(
 async def test_what_has_changed_on_the_sources_disk_is_not_sent(
     whole: Path, model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
 ) -> None:
-    flip_last_byte(whole / WEIGHTS)
+    flip(whole / WEIGHTS, "model.layers.1.mlp.up_proj.weight")
 
-    with pytest.raises(FetchError, match=r"DATA_LOSS model\.safetensors is damaged after byte \d+: run `ullage models"):
+    damaged = r"was not fetched as it is in the model: tensor model\.layers\.1\..* in model\.safetensors is damaged"
+    with pytest.raises(FetchError, match=damaged):
         await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    # Nothing of it is kept: whole again, it is fetched again.
+    flip(whole / WEIGHTS, "model.layers.1.mlp.up_proj.weight")
+    path, _ = await fetch(tmp_path / "here", assignment(model, source[1]))
+    model_folder.verify(path, model)
+
+
+def test_what_has_changed_on_a_nodes_own_disk_is_found_by_the_shard_it_concerns(
+    whole: Path, model: model_pb2.Model
+) -> None:
+    def check(first: int, end: int) -> int:
+        pieces: list[None] = []
+        models.check(whole, model, model_pb2.Shard(first_layer=first, end_layer=end), lambda: pieces.append(None))
+        return len(pieces)
+
+    flip(whole / WEIGHTS, "model.layers.1.mlp.up_proj.weight")
+
+    with pytest.raises(model_folder.ModelFolderError, match=r"^tensor model\.layers\.1\.mlp\.up_proj\.weight in "):
+        check(FIRST, END)
+    # A piece for each of a layer's nine tensors, and none of others.
+    assert check(3, 4) == 9
 
 
 async def test_the_next_source_is_asked_when_one_is_gone(

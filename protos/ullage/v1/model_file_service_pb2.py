@@ -24,23 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"ullage/v1/model_file_service.proto\x12\tullage.v1\"9\n\x15ListModelFilesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"=\n\x16ListModelFilesResponse\x12#\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x14.ullage.v1.ModelFile\"=\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"l\n\x15\x46\x65tchModelFileRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tfile_name\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\"5\n\x16\x46\x65tchModelFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x32\xc2\x01\n\x10ModelFileService\x12U\n\x0eListModelFiles\x12 .ullage.v1.ListModelFilesRequest\x1a!.ullage.v1.ListModelFilesResponse\x12W\n\x0e\x46\x65tchModelFile\x12 .ullage.v1.FetchModelFileRequest\x1a!.ullage.v1.FetchModelFileResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"ullage/v1/model_file_service.proto\x12\tullage.v1\"9\n\x15ListModelFilesRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"=\n\x16ListModelFilesResponse\x12#\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x14.ullage.v1.ModelFile\"\xb1\x01\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12=\n\rtensor_crc32s\x18\x04 \x03(\x0b\x32&.ullage.v1.ModelFile.TensorCrc32sEntry\x1a\x33\n\x11TensorCrc32sEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x07:\x02\x38\x01\"l\n\x15\x46\x65tchModelFileRequest\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x11\n\tfile_name\x18\x03 \x01(\t\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\"5\n\x16\x46\x65tchModelFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\r\n\x05\x63rc32\x18\x02 \x01(\x07\x32\xc2\x01\n\x10ModelFileService\x12U\n\x0eListModelFiles\x12 .ullage.v1.ListModelFilesRequest\x1a!.ullage.v1.ListModelFilesResponse\x12W\n\x0e\x46\x65tchModelFile\x12 .ullage.v1.FetchModelFileRequest\x1a!.ullage.v1.FetchModelFileResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ullage.v1.model_file_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MODELFILE_TENSORCRC32SENTRY']._loaded_options = None
+  _globals['_MODELFILE_TENSORCRC32SENTRY']._serialized_options = b'8\001'
   _globals['_LISTMODELFILESREQUEST']._serialized_start=49
   _globals['_LISTMODELFILESREQUEST']._serialized_end=106
   _globals['_LISTMODELFILESRESPONSE']._serialized_start=108
   _globals['_LISTMODELFILESRESPONSE']._serialized_end=169
-  _globals['_MODELFILE']._serialized_start=171
-  _globals['_MODELFILE']._serialized_end=232
-  _globals['_FETCHMODELFILEREQUEST']._serialized_start=234
-  _globals['_FETCHMODELFILEREQUEST']._serialized_end=342
-  _globals['_FETCHMODELFILERESPONSE']._serialized_start=344
-  _globals['_FETCHMODELFILERESPONSE']._serialized_end=397
-  _globals['_MODELFILESERVICE']._serialized_start=400
-  _globals['_MODELFILESERVICE']._serialized_end=594
+  _globals['_MODELFILE']._serialized_start=172
+  _globals['_MODELFILE']._serialized_end=349
+  _globals['_MODELFILE_TENSORCRC32SENTRY']._serialized_start=298
+  _globals['_MODELFILE_TENSORCRC32SENTRY']._serialized_end=349
+  _globals['_FETCHMODELFILEREQUEST']._serialized_start=351
+  _globals['_FETCHMODELFILEREQUEST']._serialized_end=459
+  _globals['_FETCHMODELFILERESPONSE']._serialized_start=461
+  _globals['_FETCHMODELFILERESPONSE']._serialized_end=514
+  _globals['_MODELFILESERVICE']._serialized_start=517
+  _globals['_MODELFILESERVICE']._serialized_end=711
 # @@protoc_insertion_point(module_scope)
