@@ -171,9 +171,7 @@ class Cluster:
         if self.replaying:
             raise errors.Unavailable("the master is replaying its log: try again in a moment")
         if (largest := max(map(len, facts.payloads), default=0)) > FACT_BYTES_MAX:
-            raise errors.InvalidRequest(
-                f"a fact of {largest} bytes is more than the log takes in one, {FACT_BYTES_MAX}"
-            )
+            raise errors.InvalidRequest(f"a fact has {largest} bytes: the log takes at most {FACT_BYTES_MAX} in one")
         done: asyncio.Future[Append] = asyncio.get_running_loop().create_future()
         self.log.append(Append(source, facts, done, after))
         return done

@@ -43,6 +43,9 @@ COMMIT_FACTS_MAX: Final = 4096
 QUEUE_FACTS_MAX: Final = 262_144
 """Facts that may wait for the disk: a second of the most it takes."""
 
+FACT_BYTES_MAX: Final = 3 << 20
+"""The largest fact that is stored: a refusal of ten thousand nodes, and what any gRPC client reads in one message."""
+
 _UPSERT_SOURCE: Final = (
     "INSERT INTO sources (id, name, last_seq) VALUES (?, ?, ?) "
     "ON CONFLICT (id) DO UPDATE SET last_seq = excluded.last_seq"

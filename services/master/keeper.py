@@ -37,6 +37,9 @@ CHECKPOINT_EVENTS: Final = 8192
 
 CHECKPOINTS_KEPT: Final = 4
 COMPACT_SECONDS: Final = 600.0
+JUMP_SECONDS: Final = 60.0
+"""A clock that is suddenly so far from where it was is looked at once more before anything goes by it."""
+
 DELETIONS_IN_COMMIT: Final = 512
 """Some milliseconds: facts wait no longer for the disk than behind a commit of the largest size."""
 
@@ -60,6 +63,7 @@ class Keeper:
         self._policy = policy
         self._compacting = asyncio.Lock()
         self._checkpointing = asyncio.Lock()
+        self._offset_seconds = self._clock_offset_seconds()
 
     async def run(self) -> None:
         """Look after it until cancelled."""
@@ -69,12 +73,25 @@ class Keeper:
             try:
                 await self.checkpoint_if_due()
                 if clock.monotonic() >= compact_at:
-                    await self.compact(self._policy)
+                    if not self._clock_jumped():
+                        await self.compact(self._policy)
                     compact_at = clock.monotonic() + COMPACT_SECONDS
             except (errors.MasterError, log_format.CorruptEventError, DBAPIError) as error:
                 # A full disk, most likely. The log stays as long as it is, and is looked at again.
                 log.warning("the log was not looked after", error=str(error))
             await clock.sleep(LOOK_SECONDS)
+
+    def _clock_offset_seconds(self) -> float:
+        return self._cluster.clock.now_ns() / 1e9 - self._cluster.clock.monotonic()
+
+    def _clock_jumped(self) -> bool:
+        """The machine's clock was set since the last look: whether samples are old is not believed it this once."""
+        before, self._offset_seconds = self._offset_seconds, self._clock_offset_seconds()
+        jump = self._offset_seconds - before
+        if abs(jump) < JUMP_SECONDS:
+            return False
+        log.warning("the clock jumped: samples stay until the next look", seconds=round(jump), next=COMPACT_SECONDS)
+        return True
 
     async def checkpoint_if_due(self) -> None:
         """Make a checkpoint when the last one is far behind."""

@@ -183,6 +183,14 @@ class LogReader:
             ).scalar()
             return sequence
 
+    def last_until(self, recorded_at_ns: int) -> int:
+        """The last sequence recorded at that time or earlier, 0 when there is none; the clock may have gone back."""
+        with self.engine.connect() as connection:
+            sequence: int | None = connection.exec_driver_sql(
+                "SELECT seq FROM events WHERE recorded_at_ns <= ? ORDER BY seq DESC LIMIT 1", (recorded_at_ns,)
+            ).scalar()
+            return sequence or 0
+
     def commit_before(self, sequence: int) -> int:
         """The last sequence of the last commit that ends before `sequence`; 0 when there is none."""
         with self.engine.connect() as connection:

@@ -16,6 +16,9 @@ from ullage.v1 import event_pb2, node_pb2, telemetry_service_pb2
 BATCH_OBSERVATIONS_MAX: Final = 4096
 """Facts in one message: as many as the log takes in one transaction."""
 
+BATCH_BYTES_MAX: Final = 4 << 20
+"""Bytes in one message: several wait for the disk at once, from every node."""
+
 _MEMORY_SAMPLED: Final = log_format.KIND_NUMBERS["memory_sampled"]
 
 _CLAMP: Final = "clamp the reading and flag it MEMORY_FLAG_CLAMPED, or leave out what was not measured"
@@ -37,6 +40,8 @@ def checked(
             f"a message holds {len(observations)} observations: send at most {BATCH_OBSERVATIONS_MAX} in one"
         )
     sequences, payloads = zip(*[(said.source_sequence, said.fact) for said in observations], strict=True)
+    if (size := sum(map(len, payloads))) > BATCH_BYTES_MAX:
+        raise errors.InvalidRequest(f"a message holds {size} bytes of facts: send at most {BATCH_BYTES_MAX} in one")
     _refuse_disorder(last_sequence, sequences)
     facts, kinds = _opened(sequences, payloads), []
     for sequence, fact in zip(sequences, facts, strict=True):

@@ -30,6 +30,7 @@ from pathlib import Path
 from zlib import crc32
 from services import log_format
 from services.clock import SystemClock
+from services.master.batch import batch
 from services.master.cluster import opened
 from services.master.keeper import Keeper
 from services.master.retention import Policy
@@ -52,12 +53,13 @@ async def main():
             # Some of them again: a probe sends what was not acknowledged.
             sent = observations(*facts, first=said + 1)
             await cluster.record("probe/a/1", sent[:4])
-            said = await cluster.record("probe/a/1", sent)
-            tell(cluster, said, cluster.state.sequence, facts[4:])
+            stored = await cluster.submit("probe/a/1", batch((each.source_sequence, each.fact) for each in sent))
+            said = stored.acknowledged
+            tell(cluster, said, stored.last_sequence, facts[4:])
             await asyncio.sleep(0)
 
 def tell(cluster, said, last, facts):
-    # Of the fourth fact on they were stored together, so their sequences follow each other.
+    # They were stored together, so their sequences follow each other.
     stored = [(log_format.kind(fact), crc32(fact.SerializeToString())) for fact in facts]
     digest = state_hash(cluster.state)
     told = {"said": said, "sequence": cluster.state.sequence, "last": last, "stored": stored, "digest": digest}

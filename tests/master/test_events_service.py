@@ -152,6 +152,42 @@ async def test_a_filter_lets_through_what_it_names(
     stored.cancel()
 
 
+async def test_large_facts_go_out_in_messages_that_every_client_reads(stub: Stub, cluster: Cluster) -> None:
+    for number in range(4):
+        await cluster.append(node_announced("a", str(number), "x" * (2 << 20)))
+    sizes, seen = [], []
+    async for response in stub.Follow(event_service_pb2.FollowRequest(from_sequence=1)):
+        sizes.append(response.ByteSize())
+        seen += [event.sequence for event in response.events]
+        if response.caught_up:
+            break
+    assert seen == [1, 2, 3, 4]
+    assert max(sizes) < 4 << 20
+    request, listed = event_service_pb2.ListEventsRequest(), []
+    while True:
+        page = await stub.ListEvents(request)
+        assert page.ByteSize() < 4 << 20
+        listed += [event.sequence for event in page.events]
+        if not page.next_page_token:
+            break
+        request.page_token = page.next_page_token
+    assert listed == [1, 2, 3, 4]
+
+
+async def test_the_state_at_a_time_is_told_though_the_clock_was_set_back(
+    stub: Stub, cluster: Cluster, clock: FakeClock
+) -> None:
+    for seconds in (0, 3600, -3590):
+        clock.set_wall(clock.now_ns() + seconds * 1_000_000_000)
+        await cluster.append(memory_sampled("a"))
+    at = Timestamp()
+    at.FromNanoseconds(clock.now_ns() + 1)
+    answer = await stub.GetState(event_service_pb2.GetStateRequest(at_time=at))
+    assert answer.state.sequence == 3
+    at.FromNanoseconds(clock.now_ns() - 1)
+    assert (await stub.GetState(event_service_pb2.GetStateRequest(at_time=at))).state.sequence == 1
+
+
 async def test_an_unknown_kind_in_a_filter_is_refused_with_those_there_are(stub: Stub) -> None:
     chosen = event_service_pb2.EventFilter(kinds=["memory_sample"])
     with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -171,6 +171,23 @@ async def test_what_cannot_be_written_does_not_end_the_keeper(log_path: Path, cl
         task.cancel()
 
 
+async def test_samples_do_not_go_by_a_clock_that_just_jumped(log_path: Path, clock: FakeClock) -> None:
+    async with opened(log_path, clock) as cluster:
+        await cluster.append(*[memory_sampled("a")] * 10)
+        await cluster.append(memory_sampled("a"))
+        keeper = looking_after(cluster)
+        clock.set_wall(clock.now_ns() + 3600 * 10**9)
+        await cluster.append(memory_sampled("a"))
+        async with cluster.subscribe(["log_compacted"]) as compactions, asyncio.timeout(60):
+            task = asyncio.create_task(keeper.run())
+            await asyncio.sleep(0.2)
+            assert cluster.log.mark() == 0
+            clock.advance(keepers.COMPACT_SECONDS)  # It is still what it was set to: so it is the time.
+            assert len(await anext(compactions)) == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 def test_of_memory_the_last_two_before_each_decision_stay_and_of_the_rest_the_last() -> None:
     memory, system = ("memory", "a"), ("system", "a")
     samples = [(10, 0, memory), (9, 0, system), (8, 0, system), (7, 0, memory), (6, 0, memory), (5, 0, memory)]

@@ -15,6 +15,7 @@ from services.master.event_log import EventLog
 from services.master.servicers.telemetry import BATCHES_IN_FLIGHT_MAX, TelemetryServicer, add_to_server
 from tests.clocks import FakeClock
 from tests.master.facts import (
+    MIB,
     instance_released,
     link_measured,
     memory_sampled,
@@ -121,6 +122,11 @@ def _over(available: int, total: int) -> event_pb2.Fact:
     return memory_sampled("a", available=available, total=total)
 
 
+def _named(length: int) -> event_pb2.Fact:
+    """A fact as long as the name in it, and a little more."""
+    return node_announced("a", friendly_name="x" * length)
+
+
 def _swap_over() -> event_pb2.Fact:
     fact = system_sampled("a")
     fact.system_sampled.sample.memory.swap_total_bytes = 1
@@ -143,6 +149,8 @@ def _swap_over() -> event_pb2.Fact:
             "source_sequence 4 follows 5",
         ),
         (observations(*[memory_sampled("a")] * 4097), "holds 4097 observations: send at most 4096"),
+        (observations(_named(4 * MIB - 100)), "a fact has 4194228 bytes: the log takes at most 3145728 in one"),
+        (observations(_named(4 * MIB)), "a message holds 4194328 bytes of facts: send at most 4194304 in one"),
     ],
 )
 async def test_what_is_wrong_is_refused_by_name_and_what_came_before_is_kept(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
 from services import log_format
@@ -11,6 +11,7 @@ from services.master import errors, view
 from services.master.allocator import RULES_VERSION, place
 from services.master.cluster import Cluster, Subscription
 from services.master.event_filter import EventFilter
+from services.master.event_log import FACT_BYTES_MAX
 from services.master.replay import state_at
 from services.master.retention import SAMPLE_KINDS
 from services.master.servicers import pages
@@ -84,8 +85,9 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
                 state = await self._state_at(request.at_sequence)
                 shown = view.cluster_state(state)
             elif request.HasField("at_time"):
-                later = await asyncio.to_thread(self._cluster.log.first_since, request.at_time.ToNanoseconds() + 1)
-                state = await self._state_at(self._cluster.state.sequence if later is None else later - 1)
+                at_ns = request.at_time.ToNanoseconds()
+                last = await asyncio.to_thread(self._cluster.log.last_until, at_ns)
+                state = await self._state_at(min(last, self._cluster.state.sequence))
                 shown = view.cluster_state(state)
             else:
                 state = self._cluster.state
@@ -203,11 +205,12 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
                 events += self._passing(first, min(last, first + SCAN_EVENTS - 1), chosen)
                 first += SCAN_EVENTS
         token = ""
-        if len(events) > size:
-            token = pages.page_token(str(events[size].sequence))
+        fitting = next(_together(events, size), [])
+        if len(events) > len(fitting):
+            token = pages.page_token(str(events[len(fitting)].sequence))
         elif first <= last:
             token = pages.page_token(str(last if descending else first))
-        return event_service_pb2.ListEventsResponse(events=events[:size], next_page_token=token)
+        return event_service_pb2.ListEventsResponse(events=fitting, next_page_token=token)
 
     def _progress(self, position: int, subscription: Subscription) -> event_service_pb2.FollowResponse:
         return event_service_pb2.FollowResponse(progress_sequence=position, caught_up=subscription.empty)
@@ -249,12 +252,27 @@ def _responses(events: list[event_pb2.RecordedEvent], position: int) -> list[eve
     """Messages that carry `events`, the last of which says that everything up to `position` was looked at."""
     responses = [
         event_service_pb2.FollowResponse(events=batch, progress_sequence=batch[-1].sequence)
-        for batch in (events[start : start + BATCH_EVENTS_MAX] for start in range(0, len(events), BATCH_EVENTS_MAX))
+        for batch in _together(events, BATCH_EVENTS_MAX)
     ]
     if not responses:
         responses.append(event_service_pb2.FollowResponse())
     responses[-1].progress_sequence = position
     return responses
+
+
+def _together(events: Sequence[event_pb2.RecordedEvent], most: int) -> Iterator[list[event_pb2.RecordedEvent]]:
+    """`events` in lists of at most so many, and of no more bytes than any client reads, but for one that is larger."""
+    together: list[event_pb2.RecordedEvent] = []
+    size = 0
+    for event in events:
+        event_size = event.ByteSize()
+        if together and (len(together) == most or size + event_size > FACT_BYTES_MAX):
+            yield together
+            together, size = [], 0
+        together.append(event)
+        size += event_size
+    if together:
+        yield together
 
 
 def _sequence(position: str) -> int:
