@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from google.protobuf import timestamp_pb2
 from google.protobuf.message import DecodeError
 
 from ullage.v1 import event_pb2
@@ -83,18 +84,47 @@ def fact(sequence: int, crc: int, payload: bytes) -> event_pb2.Fact:
 
 
 def recorded(
-    sequence: int, recorded_at_ns: int, source: str, source_sequence: int, stored: event_pb2.Fact
+    sequence: int, recorded_at_ns: int, source: str, source_sequence: int, stored: event_pb2.Fact | None = None
 ) -> event_pb2.RecordedEvent:
-    """A fact in its place in the log."""
-    event_ = event_pb2.RecordedEvent(sequence=sequence, source=source, source_sequence=source_sequence, fact=stored)
-    event_.recorded_at.FromNanoseconds(recorded_at_ns)
-    return event_
+    """A fact in its place in the log; without one, the place."""
+    seconds, nanoseconds = divmod(recorded_at_ns, 1_000_000_000)
+    return event_pb2.RecordedEvent(
+        sequence=sequence,
+        recorded_at=timestamp_pb2.Timestamp(seconds=seconds, nanos=nanoseconds),
+        source=source,
+        source_sequence=source_sequence,
+        fact=stored,
+    )
 
 
 def event(row: Row) -> event_pb2.RecordedEvent:
     """The event a row stores. Raises CorruptEventError when its bytes are not those that were stored."""
     stored = fact(row.sequence, row.crc, row.payload)
     return recorded(row.sequence, row.recorded_at_ns, row.source, row.source_sequence, stored)
+
+
+def wire(row: Row) -> bytes:
+    """The serialised RecordedEvent of a row, around its payload as it is; the payload is not looked at."""
+    header = recorded(row.sequence, row.recorded_at_ns, row.source, row.source_sequence).SerializeToString()
+    return header + _EVENT_FACT_TAG + varint(len(row.payload)) + row.payload
+
+
+def varint(number: int) -> bytes:
+    """A number as protobuf writes it."""
+    written, rest = bytearray(), number
+    while rest > 0x7F:
+        written.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    written.append(rest)
+    return bytes(written)
+
+
+def _tag(field_number: int) -> bytes:
+    """What stands before a field of bytes."""
+    return varint(field_number << 3 | 2)
+
+
+_EVENT_FACT_TAG: Final = _tag(event_pb2.RecordedEvent.FACT_FIELD_NUMBER)
 
 
 def facts(sequences: Sequence[int], crcs: Sequence[int], payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
@@ -112,26 +142,24 @@ def facts(sequences: Sequence[int], crcs: Sequence[int], payloads: Sequence[byte
 def parsed(payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
     """The facts in these bytes, some read together, which takes a third of the time. Raises DecodeError."""
     for start in range(0, len(payloads), _PARSED_TOGETHER):
-        some = payloads[start : start + _PARSED_TOGETHER]
-        framed = [b""] * (2 * len(some))
-        framed[0::2] = map(_FRAMES.__getitem__, map(len, some))
-        framed[1::2] = some
-        yield from event_pb2.Facts.FromString(b"".join(framed)).facts
+        yield from event_pb2.Facts.FromString(repeated(payloads[start : start + _PARSED_TOGETHER])).facts
+
+
+def repeated(messages: Sequence[bytes]) -> bytes:
+    """Serialised messages as the repeated field 1 of another: the facts of Facts, the events of FollowResponse."""
+    framed = [b""] * (2 * len(messages))
+    framed[0::2] = map(_FRAMES.__getitem__, map(len, messages))
+    framed[1::2] = messages
+    return b"".join(framed)
 
 
 class _Frames(dict[int, bytes]):
-    """What stands before each fact in Facts, by the fact's length."""
+    """What stands before a message in the field 1 of another, by its length."""
 
     def __missing__(self, length: int) -> bytes:
-        frame, rest = bytearray([_FACTS_TAG]), length
-        while rest > 0x7F:
-            frame.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        frame.append(rest)
-        return bytes(frame)
+        return _tag(1) + varint(length)
 
 
-_FACTS_TAG: Final = event_pb2.Facts.FACTS_FIELD_NUMBER << 3 | 2
 _FRAMES: Final = _Frames()
 _FRAMES.update({length: _FRAMES[length] for length in range(1024)})  # The lengths of nearly all facts.
 _PARSED_TOGETHER: Final = 64

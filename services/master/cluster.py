@@ -14,9 +14,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import count, repeat
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import structlog
 
@@ -41,6 +43,26 @@ WATCH_PERIOD_SECONDS: Final = 0.25
 log = structlog.get_logger()
 
 
+@dataclass(slots=True)
+class Happened:
+    """An event that was applied, for whoever subscribes."""
+
+    row: log_format.Row
+    fact: event_pb2.Fact
+    _wire: bytes = b""
+
+    @property
+    def sequence(self) -> int:
+        """Its place in the log."""
+        return self.row.sequence
+
+    @property
+    def wire(self) -> bytes:
+        """The serialised RecordedEvent: made once, for all who send it."""
+        self._wire = self._wire or log_format.wire(self.row)
+        return self._wire
+
+
 class Subscription:
     """What happens from its beginning on: iterate for lists of events, each already applied.
 
@@ -50,13 +72,13 @@ class Subscription:
     def __init__(self, kinds: Collection[str] | None, sequence: int) -> None:
         self.kinds = None if kinds is None else frozenset(log_format.KIND_NUMBERS[kind] for kind in kinds)
         """The kinds of facts it wants, by number; None for all."""
-        self._batches: deque[list[event_pb2.RecordedEvent]] = deque()
+        self._batches: deque[list[Happened]] = deque()
         self._events_queued = 0
         self._arrived = asyncio.Event()
         self._end: errors.MasterError | None = None
         self._last_sequence = sequence
 
-    def put(self, events: list[event_pb2.RecordedEvent]) -> None:
+    def put(self, events: list[Happened]) -> None:
         """Queue `events`, or cut the subscription off when they are more than it may keep."""
         if self._end is not None:
             return
@@ -90,7 +112,7 @@ class Subscription:
     def __aiter__(self) -> Subscription:
         return self
 
-    async def __anext__(self) -> list[event_pb2.RecordedEvent]:
+    async def __anext__(self) -> list[Happened]:
         while not self._batches:
             if self._end is not None:
                 raise self._end
@@ -290,9 +312,9 @@ class Cluster:
             self.failed.set_exception(error)
 
     def _publish(self, commit: Commit) -> None:
-        events: dict[int, event_pb2.RecordedEvent] = {}
+        events: dict[int, Happened] = {}
         for subscription in self._subscriptions:
-            wanted: list[event_pb2.RecordedEvent] = []
+            wanted: list[Happened] = []
             for append in commit.appends:
                 for index in _wanted(append.stored, subscription.kinds):
                     sequence = append.first_sequence + index
@@ -312,10 +334,18 @@ def _wanted(stored: Batch, kinds: frozenset[int] | None) -> Iterable[int]:
     return [index for index, kind in enumerate(stored.kinds) if kind in kinds]
 
 
-def _event(commit: Commit, append: Append, index: int) -> event_pb2.RecordedEvent:
-    stored, sequence = append.stored, append.first_sequence + index
-    source_sequence = stored.source_sequences[index]
-    return log_format.recorded(sequence, commit.recorded_at_ns, append.source, source_sequence, stored.facts[index])
+def _event(commit: Commit, append: Append, index: int) -> Happened:
+    stored, payload = append.stored, append.stored.payloads[index]
+    row = log_format.Row(
+        append.first_sequence + index,
+        commit.recorded_at_ns,
+        stored.kinds[index],
+        append.source,
+        stored.source_sequences[index],
+        crc32(payload),
+        payload,
+    )
+    return Happened(row, stored.facts[index])
 
 
 @asynccontextmanager

@@ -23,12 +23,14 @@ class EventFilter:
         self._node_ids = frozenset(asked.node_ids)
         self._instance_ids = frozenset(asked.instance_ids)
 
-    def passes(self, event: event_pb2.RecordedEvent) -> bool:
-        """The reader wants to see `event`."""
-        return (
-            (not self.kinds or event.fact.WhichOneof("fact") in self.kinds)
-            and (not self._node_ids or not self._node_ids.isdisjoint(node_ids(event.fact)))
-            and (not self._instance_ids or instance_id(event.fact) in self._instance_ids)
+        self.passes_all = not (self.kinds or self._node_ids or self._instance_ids)
+
+    def passes(self, fact: event_pb2.Fact) -> bool:
+        """The reader wants to see `fact`."""
+        return self.passes_all or (
+            (not self.kinds or fact.WhichOneof("fact") in self.kinds)
+            and (not self._node_ids or not self._node_ids.isdisjoint(node_ids(fact)))
+            and (not self._instance_ids or instance_id(fact) in self._instance_ids)
         )
 
 

@@ -22,9 +22,8 @@ from services.master import errors, view
 from services.master.cluster import Cluster, attached
 from services.master.event_log import EventLog
 from services.master.keeper import Keeper
-from services.master.servicers import telemetry
+from services.master.servicers import events, telemetry
 from services.master.servicers.dispatch import DispatchServicer
-from services.master.servicers.events import EventServicer
 from services.master.servicers.log import LogServicer
 from services.master.servicers.models import ModelServicer
 from services.master.servicers.placement import PlacementServicer
@@ -34,7 +33,6 @@ from services.rpc import Server
 from ullage.v1 import (
     dispatch_service_pb2_grpc,
     event_pb2,
-    event_service_pb2_grpc,
     log_service_pb2_grpc,
     model_service_pb2_grpc,
     placement_service_pb2_grpc,
@@ -76,7 +74,7 @@ class Master:
         for name, register, servicer in (
             ("TelemetryService", telemetry.add_to_server, telemetry.TelemetryServicer),
             ("PlacementService", placement_service_pb2_grpc.add_PlacementServiceServicer_to_server, PlacementServicer),
-            ("EventService", event_service_pb2_grpc.add_EventServiceServicer_to_server, EventServicer),
+            ("EventService", events.add_to_server, events.EventServicer),
             ("ModelService", model_service_pb2_grpc.add_ModelServiceServicer_to_server, ModelServicer),
         ):
             self._server.add(f"ullage.v1.{name}", register, servicer(self.cluster))

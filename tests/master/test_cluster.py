@@ -97,7 +97,7 @@ async def test_a_fact_is_applied_and_published_before_it_is_acknowledged(cluster
         events = await anext(subscription)
     assert [event.sequence for event in events] == [1, 2]
     assert [event.fact for event in events] == [memory_sampled("a"), memory_sampled("b")]
-    assert {event.source for event in events} == {"master"}
+    assert {event.row.source for event in events} == {"master"}
 
 
 async def test_a_subscriber_sees_what_comes_after_it_began(cluster: Cluster) -> None:

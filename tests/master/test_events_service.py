@@ -13,9 +13,10 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services import rpc
+from services.master import cluster as clusters
 from services.master.allocator import RULES_VERSION, place
 from services.master.cluster import Cluster, attached, opened
-from services.master.servicers.events import EventServicer
+from services.master.servicers.events import EventServicer, add_to_server
 from services.master.view import state_hash
 from tests.clocks import FakeClock
 from tests.master.facts import (
@@ -33,14 +34,13 @@ from tests.master.facts import (
 from ullage.v1 import event_pb2, event_service_pb2, event_service_pb2_grpc, model_pb2, node_pb2, state_pb2
 
 Stub: TypeAlias = "event_service_pb2_grpc.EventServiceAsyncStub"
+FollowCall: TypeAlias = "grpc.aio.UnaryStreamCall[event_service_pb2.FollowRequest, event_service_pb2.FollowResponse]"
 
 
 @asynccontextmanager
 async def served(cluster: Cluster) -> AsyncIterator[Stub]:
     server = rpc.Server()
-    server.add(
-        "ullage.v1.EventService", event_service_pb2_grpc.add_EventServiceServicer_to_server, EventServicer(cluster)
-    )
+    server.add("ullage.v1.EventService", add_to_server, EventServicer(cluster))
     port = await server.start("127.0.0.1:0")
     async with rpc.channel(f"127.0.0.1:{port}") as channel:
         yield event_service_pb2_grpc.EventServiceStub(channel)
@@ -150,6 +150,37 @@ async def test_a_filter_lets_through_what_it_names(
     assert sequences(list(listed.events)) == expected
     live.cancel()
     stored.cancel()
+
+
+async def test_a_reader_that_does_not_read_is_cut_off_and_burdens_nobody(stub: Stub, cluster: Cluster) -> None:
+    follow = event_service_pb2.FollowRequest(from_now=True)
+    idle, other = stub.Follow(follow), stub.Follow(follow)
+    last, seen = 0, 0
+    await read_one(idle)
+    await read_one(other)
+    while last < 2 * clusters.SUBSCRIPTION_EVENTS_MAX:
+        last = await cluster.append(*[memory_sampled("a")] * 4096)
+        while seen < last:
+            seen = (await read_one(other)).progress_sequence
+    reached: list[int] = []
+    with pytest.raises(grpc.aio.AioRpcError) as cut_off:
+        await read_on(idle, reached)
+    assert cut_off.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert rpc.error_reason(cut_off.value) == "SUBSCRIBER_TOO_SLOW"
+    # All it had been sent it could still read; from there it may go on.
+    assert f"follow again from sequence {reached[-1] + 1}" in str(cut_off.value.details())
+    other.cancel()
+
+
+async def read_on(call: FollowCall, reached: list[int]) -> None:
+    while True:
+        reached.append((await read_one(call)).progress_sequence)
+
+
+async def read_one(call: FollowCall) -> event_service_pb2.FollowResponse:
+    response = await call.read()
+    assert isinstance(response, event_service_pb2.FollowResponse)
+    return response
 
 
 async def test_large_facts_go_out_in_messages_that_every_client_reads(stub: Stub, cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ from services.master.event_log import EventLog
 from services.master.keeper import Keeper
 from services.master.log_check import check_file
 from services.master.retention import Policy
-from services.master.servicers.events import EventServicer
+from services.master.servicers.events import EventServicer, add_to_server
 from services.master.servicers.log import LogServicer
 from tests.clocks import FakeClock
 from tests.master import given_nodes
@@ -39,9 +39,7 @@ async def served(cluster: Cluster, path: Path) -> AsyncIterator[Stubs]:
         log_service_pb2_grpc.add_LogServiceServicer_to_server,
         LogServicer(cluster, keeper, Policy(), path),
     )
-    server.add(
-        "ullage.v1.EventService", event_service_pb2_grpc.add_EventServiceServicer_to_server, EventServicer(cluster)
-    )
+    server.add("ullage.v1.EventService", add_to_server, EventServicer(cluster))
     port = await server.start("127.0.0.1:0")
     async with rpc.channel(f"127.0.0.1:{port}") as channel:
         yield Stubs(log_service_pb2_grpc.LogServiceStub(channel), event_service_pb2_grpc.EventServiceStub(channel))

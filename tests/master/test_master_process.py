@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services import log_format, rpc
 from services.master.cluster import Cluster, attached, opened
 from services.master.event_log import ReadOnlyLog
-from services.master.servicers.events import EventServicer
+from services.master.servicers.events import EventServicer, add_to_server
 from services.master.starting import StartingInterceptor
 from tests.clocks import FakeClock
 from tests.master.facts import memory_sampled, observations
@@ -343,9 +343,7 @@ async def test_calls_before_the_replay_is_done_are_told_how_far_it_is(log_path: 
 @asynccontextmanager
 async def starting(cluster: Cluster) -> AsyncIterator[grpc.aio.Channel]:
     server = rpc.Server(StartingInterceptor(cluster))
-    server.add(
-        "ullage.v1.EventService", event_service_pb2_grpc.add_EventServiceServicer_to_server, EventServicer(cluster)
-    )
+    server.add("ullage.v1.EventService", add_to_server, EventServicer(cluster))
     port = await server.start("127.0.0.1:0")
     async with rpc.channel(f"127.0.0.1:{port}") as channel:
         yield channel

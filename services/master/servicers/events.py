@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import grpc
+from google.protobuf import message_factory
 
 from services import log_format
 from services.master import errors, view
 from services.master.allocator import RULES_VERSION, place
-from services.master.cluster import Cluster, Subscription
+from services.master.cluster import Cluster, Happened, Subscription
 from services.master.event_filter import EventFilter
 from services.master.event_log import FACT_BYTES_MAX
 from services.master.replay import state_at
@@ -36,6 +39,28 @@ REPLAYS_MAX: Final = 2
 """States rebuilt at once; more wait."""
 
 
+Wire: TypeAlias = tuple[int, bytes]
+"""An event's sequence, and its serialised RecordedEvent."""
+
+
+def add_to_server(servicer: EventServicer, server: grpc.aio.Server) -> None:
+    """Serve EventService; what Follow sends goes out as it was made, once for all who read it."""
+    service = event_service_pb2.DESCRIPTOR.services_by_name["EventService"]
+    handlers = {
+        method.name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, method.name),
+            message_factory.GetMessageClass(method.input_type).FromString,
+            message_factory.GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in service.methods
+        if method.name != "Follow"
+    }
+    handlers["Follow"] = grpc.unary_stream_rpc_method_handler(
+        servicer.follow, event_service_pb2.FollowRequest.FromString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
 class EventServicer(event_service_pb2_grpc.EventServiceServicer):
     """EventService over the one cluster."""
 
@@ -43,9 +68,8 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
         self._cluster = cluster
         self._replays = asyncio.Semaphore(REPLAYS_MAX)
 
-    async def Follow(
-        self, request: event_service_pb2.FollowRequest, context: Any
-    ) -> AsyncIterator[event_service_pb2.FollowResponse]:
+    async def follow(self, request: event_service_pb2.FollowRequest, context: Any) -> AsyncIterator[bytes]:
+        """Follow; each response is serialised already."""
         with translated():
             chosen = EventFilter(request.filter)
             position = await self._start(request) - 1
@@ -179,23 +203,24 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
         if first <= mark and samples_wanted and not request.retained:
             raise errors.Compacted(mark + 1)
 
-    async def _scan(self, after: int, last: int, chosen: EventFilter) -> tuple[list[event_pb2.RecordedEvent], int]:
+    async def _scan(self, after: int, last: int, chosen: EventFilter) -> tuple[list[Wire], int]:
         """The stored events above `after` and up to `last` that pass, and how far was looked."""
         if last <= after:
             return [], after
         return await asyncio.to_thread(self._passing, after + 1, last, chosen), last
 
-    def _passing(
-        self, first: int, last: int, chosen: EventFilter, *, descending: bool = False
-    ) -> list[event_pb2.RecordedEvent]:
+    def _passing(self, first: int, last: int, chosen: EventFilter, *, descending: bool = False) -> list[Wire]:
         rows = self._cluster.log.read(first, last, kinds=chosen.kind_numbers, descending=descending)
-        return [event for event in map(log_format.event, rows) if chosen.passes(event)]
+        facts = log_format.facts([row.sequence for row in rows], [row.crc for row in rows], [r.payload for r in rows])
+        return [
+            (row.sequence, log_format.wire(row)) for row, fact in zip(rows, facts, strict=True) if chosen.passes(fact)
+        ]
 
     def _page(
         self, first: int, last: int, size: int, chosen: EventFilter, *, descending: bool
     ) -> event_service_pb2.ListEventsResponse:
         """One page of what lies from `first` to `last`, looking at a bounded number of rows."""
-        events: list[event_pb2.RecordedEvent] = []
+        events: list[Wire] = []
         bound = last - LIST_SCAN_MAX if descending else first + LIST_SCAN_MAX
         while first <= last and len(events) <= size and (last > bound if descending else first < bound):
             if descending:
@@ -207,17 +232,16 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
         token = ""
         fitting = next(_together(events, size), [])
         if len(events) > len(fitting):
-            token = pages.page_token(str(events[len(fitting)].sequence))
+            token = pages.page_token(str(events[len(fitting)][0]))
         elif first <= last:
             token = pages.page_token(str(last if descending else first))
-        return event_service_pb2.ListEventsResponse(events=fitting, next_page_token=token)
+        listed = [event_pb2.RecordedEvent.FromString(wire) for _, wire in fitting]
+        return event_service_pb2.ListEventsResponse(events=listed, next_page_token=token)
 
-    def _progress(self, position: int, subscription: Subscription) -> event_service_pb2.FollowResponse:
-        return event_service_pb2.FollowResponse(progress_sequence=position, caught_up=subscription.empty)
+    def _progress(self, position: int, subscription: Subscription) -> bytes:
+        return _response((), position, caught_up=subscription.empty)
 
-    async def _live(
-        self, subscription: Subscription, position: int, chosen: EventFilter
-    ) -> AsyncIterator[event_service_pb2.FollowResponse]:
+    async def _live(self, subscription: Subscription, position: int, chosen: EventFilter) -> AsyncIterator[bytes]:
         """What happens after `position`, as it happens."""
         while True:
             if not await subscription.arrived(PROGRESS_SECONDS):
@@ -229,13 +253,12 @@ class EventServicer(event_service_pb2_grpc.EventServiceServicer):
             if not arrived:
                 continue
             position = arrived[-1].sequence
-            passing = [event for event in arrived if chosen.passes(event)]
-            for response in _responses(passing, position):
-                response.caught_up = subscription.empty and response.progress_sequence == position
+            passing = [(event.sequence, event.wire) for event in arrived if chosen.passes(event.fact)]
+            for response in _responses(passing, position, subscription):
                 yield response
 
 
-async def _gathered(subscription: Subscription) -> list[event_pb2.RecordedEvent]:
+async def _gathered(subscription: Subscription) -> list[Happened]:
     """What has happened, with what happens just after it. Raises as the subscription does."""
     events = list(await anext(subscription))
     loop = asyncio.get_running_loop()
@@ -248,29 +271,33 @@ async def _gathered(subscription: Subscription) -> list[event_pb2.RecordedEvent]
     return events
 
 
-def _responses(events: list[event_pb2.RecordedEvent], position: int) -> list[event_service_pb2.FollowResponse]:
-    """Messages that carry `events`, the last of which says that everything up to `position` was looked at."""
-    responses = [
-        event_service_pb2.FollowResponse(events=batch, progress_sequence=batch[-1].sequence)
-        for batch in _together(events, BATCH_EVENTS_MAX)
-    ]
-    if not responses:
-        responses.append(event_service_pb2.FollowResponse())
-    responses[-1].progress_sequence = position
-    return responses
+def _responses(events: Sequence[Wire], position: int, subscription: Subscription | None = None) -> Iterator[bytes]:
+    """Messages that carry `events`, the last of which says that everything up to `position` was looked at.
+
+    It says too that this is all there is, where the subscription they come from has no more by then.
+    """
+    parts = list(_together(events, BATCH_EVENTS_MAX)) or [[]]
+    for part in parts[:-1]:
+        yield _response(part, part[-1][0])
+    yield _response(parts[-1], position, caught_up=subscription is not None and subscription.empty)
 
 
-def _together(events: Sequence[event_pb2.RecordedEvent], most: int) -> Iterator[list[event_pb2.RecordedEvent]]:
+def _response(events: Sequence[Wire], position: int, *, caught_up: bool = False) -> bytes:
+    """A serialised FollowResponse."""
+    rest = event_service_pb2.FollowResponse(progress_sequence=position, caught_up=caught_up)
+    return log_format.repeated([wire for _, wire in events]) + rest.SerializeToString()
+
+
+def _together(events: Sequence[Wire], most: int) -> Iterator[list[Wire]]:
     """`events` in lists of at most so many, and of no more bytes than any client reads, but for one that is larger."""
-    together: list[event_pb2.RecordedEvent] = []
+    together: list[Wire] = []
     size = 0
     for event in events:
-        event_size = event.ByteSize()
-        if together and (len(together) == most or size + event_size > FACT_BYTES_MAX):
+        if together and (len(together) == most or size + len(event[1]) > FACT_BYTES_MAX):
             yield together
             together, size = [], 0
         together.append(event)
-        size += event_size
+        size += len(event[1])
     if together:
         yield together
 
