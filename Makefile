@@ -22,7 +22,7 @@ check: $(READY)  ## style, types, import rules, protos, migrations
 protos: $(READY)  ## the generated code
 	$(PYTHON) protos/generate.py
 
-bench: $(READY)  ## the figures of design.md section 11; SECTION=probe|log|placement|runner|requests for one
+bench: $(READY)  ## the figures of design.md section 11; SECTION=probe|log|placement|runner|prefill|requests for one
 	$(PYTHON) -m benchmarks $(if $(SECTION),--section $(SECTION))
 
 lock:  ## the exact versions, after a change of pyproject.toml; needs uv

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.row import Row
 
-SECTIONS = ("probe", "log", "placement", "runner", "requests")
+SECTIONS = ("probe", "log", "placement", "runner", "prefill", "requests")
 RESULTS = Path(__file__).parent / "results.json"
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from benchmarks.stack import WAIT_SECONDS
 from ullage.v1 import runner_service_pb2
 
-DECODED_TOKENS: Final = 32
+DECODED_TOKENS: Final = 24
 PROMPT_TOKENS: Final = 8
 
 

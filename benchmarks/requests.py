@@ -15,7 +15,7 @@ import psutil
 
 from benchmarks.answers import DECODED_TOKENS, ask, rate, request, token_seconds
 from benchmarks.row import Row
-from benchmarks.runner import LAYERS, model_folder
+from benchmarks.split import LAYERS, model_folder
 from benchmarks.stack import WAIT_SECONDS, Stack, started
 from services import rpc
 from services.clock import SystemClock

@@ -23,7 +23,7 @@ from typing import Any, Final
 import grpc
 import psutil
 
-from benchmarks.runner import LAYERS, model_folder
+from benchmarks.split import LAYERS, model_folder
 from benchmarks.stack import Stack, started
 from services import logs, rpc
 from ullage.v1 import model_pb2, runner_service_pb2, runner_service_pb2_grpc

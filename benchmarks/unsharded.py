@@ -1,33 +1,28 @@
-"""The unsharded model in one process, mlx-lm alone: `python -m benchmarks.unsharded FOLDER THREADS ours|none`.
+"""The unsharded model in one process, mlx-lm alone: `python -m benchmarks.unsharded FOLDER THREADS ours|none WHAT`.
 
-Prints what it manages as JSON: decoded tokens a second and, with "ours", prompt tokens a second. Weights are 4-byte
-floats, as the runner's are on a CPU; products go through the runner's own BLAS with "ours", with "none" through what
-MLX brings, which is too slow for a long prompt.
+Prints a rate in tokens a second; WHAT is "decode", or "prefill" of PROMPT_TOKENS. Weights are 4-byte floats, as the
+runner's are on a CPU; products go through the runner's own BLAS with "ours", with "none" through what MLX brings.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any
 
 PROMPT_TOKENS = 512
 CHUNK_TOKENS = 128
-DECODED_TOKENS = {"ours": 32, "none": 4}
+DECODED_TOKENS = {"ours": 24, "none": 3}
 
 
-def main(folder: str, threads: str, choice: str) -> None:
+def main(folder: str, threads: str, choice: str, what: str) -> None:
     from services.runner.shard import blas  # noqa: PLC0415 - loads before anything imports MLX
 
     if choice == "ours":
         blas.load(int(threads))
     model = _model(folder)
     _decode(model, 2)
-    measured = {"decode": _decode(model, DECODED_TOKENS[choice])}
-    if choice == "ours":
-        measured["prefill"] = _prefill(model)
-    print(json.dumps(measured))
+    print(_prefill(model) if what == "prefill" else _decode(model, DECODED_TOKENS[choice]))
 
 
 def _model(folder: str) -> Any:
