@@ -15,16 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DatabaseError
 
 from services import log_format
-
-MIGRATIONS: Final = Path(__file__).resolve().parents[2] / "migrations"
+from services.master import tables
 
 WAL_CHECKPOINT_PAGES: Final = 8000
 """SQLite checkpoints inside a commit: at its default of 1000 pages that is most of the slow ones."""
@@ -167,19 +162,26 @@ def _refuse_foreign(path: Path, connection: Connection) -> bool:
 
 
 def _migrate(path: Path, connection: Connection) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["connection"] = connection
-    script = ScriptDirectory.from_config(config)
-    current = MigrationContext.configure(connection).get_current_revision()
-    if current == script.get_current_head():
+    revision = _revision(connection)
+    if revision == tables.REVISION:
         return
-    known = {revision.revision for revision in script.walk_revisions()}
-    if current is not None and current not in known:
+    from services.master import log_migrations  # noqa: PLC0415 - 9 MiB, for a start that rarely needs them
+
+    try:
+        log_migrations.migrate(connection, revision)
+    except log_migrations.UnknownRevisionError as error:
         raise LogFileError(
-            f"{path} was written by a newer release (schema {current}, which this one does not know): "
+            f"{path} was written by a newer release (schema {revision}, which this one does not know): "
             "install that release, or name another log with --log"
-        )
-    command.upgrade(config, "head")
+        ) from error
     connection.exec_driver_sql(f"PRAGMA application_id = {log_format.APPLICATION_ID}")
     connection.exec_driver_sql(f"PRAGMA user_version = {log_format.FORMAT_VERSION}")
+
+
+def _revision(connection: Connection) -> str | None:
+    """The revision of the tables, as Alembic writes it down; None where there are none."""
+    made = connection.exec_driver_sql("SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'").scalar_one()
+    if not made:
+        return None
+    revision: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    return revision

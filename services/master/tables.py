@@ -6,7 +6,12 @@ for samples at or below the mark (the greatest last_seq of compacted), and the h
 
 from __future__ import annotations
 
+from typing import Final
+
 from sqlalchemy import Column, ForeignKey, Integer, LargeBinary, MetaData, Table, Text
+
+REVISION: Final = "2026_11_30_retention"
+"""The last of the migrations."""
 
 metadata = MetaData()
 

@@ -226,6 +226,7 @@ def test_the_migrations_make_the_tables(log_path: Path) -> None:
     engine = create_engine(f"sqlite:///{log_path}")
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+        assert MigrationContext.configure(connection).get_current_revision() == tables.REVISION
         migrated = _table_sql(connection.exec_driver_sql("SELECT name, sql FROM sqlite_master"))
     engine.dispose()
     direct = create_engine("sqlite://")
