@@ -1,6 +1,6 @@
 """Brings a log's tables up to this release, step by step: `migrations/` has the steps.
 
-It is imported only where there is a step to take: Alembic is a sixth of a start, and 9 MiB for as long as a master runs.
+It is imported only where there is a step to take: Alembic is a sixth of a start, and 9 MiB while the master runs.
 """
 
 from __future__ import annotations
