@@ -9,7 +9,7 @@ import typer
 
 from services.cli import connection, event_text, events, names, offline
 from services.cli.failure import CommandError, ExitCode
-from services.cli.output import JsonOption, bytes_text, console, message_json
+from services.cli.output import JsonOption, bytes_text, console, known_bytes_text, message_json
 from services.cli.why import DECIDE_SECONDS_MAX
 from ullage.v1 import event_service_pb2, model_pb2, node_pb2, state_pb2
 
@@ -61,10 +61,7 @@ def _changes(before: state_pb2.ClusterState, after: state_pb2.ClusterState) -> I
             yield f"node {name}: {'gone' if new is None else 'new'}"
         else:
             yield from (f"node {name}: {change}" for change in _node_changes(old, new))
-    old_models = {model.model_id for model in before.models}
-    new_models = {model.model_id for model in after.models}
-    yield from (f"model {model_id}: new" for model_id in sorted(new_models - old_models))
-    yield from (f"model {model_id}: gone" for model_id in sorted(old_models - new_models))
+    yield from _model_changes(before, after)
     states = {instance.instance_id: _state_name(instance) for instance in before.instances}
     for instance in after.instances:
         was, is_ = states.get(instance.instance_id), _state_name(instance)
@@ -75,24 +72,42 @@ def _changes(before: state_pb2.ClusterState, after: state_pb2.ClusterState) -> I
             yield f"instance {instance.instance_id}: {was} -> {is_}{why}"
 
 
+def _model_changes(before: state_pb2.ClusterState, after: state_pb2.ClusterState) -> Iterator[str]:
+    old = {model.model_id: model.digest for model in before.models}
+    new = {model.model_id: model.digest for model in after.models}
+    for model_id in sorted(old.keys() | new.keys()):
+        if model_id not in old:
+            yield f"model {model_id}: new"
+        elif model_id not in new:
+            yield f"model {model_id}: gone"
+        elif old[model_id] != new[model_id]:
+            yield f"model {model_id}: other files, {old[model_id]} -> {new[model_id]}"
+
+
 def _node_changes(old: state_pb2.NodeView, new: state_pb2.NodeView) -> Iterator[str]:
     if old.memory.pressure_level != new.memory.pressure_level:
         yield f"level {_level(old.memory)} -> {_level(new.memory)}"
     figures = (
-        ("available", old.memory.balanced_available_bytes, new.memory.balanced_available_bytes),
-        ("promised", old.promised_bytes, new.promised_bytes),
-        ("resident", old.resident_bytes, new.resident_bytes),
+        ("available", _available(old), _available(new)),
+        ("promised", bytes_text(old.promised_bytes), bytes_text(new.promised_bytes)),
+        ("resident", bytes_text(old.resident_bytes), bytes_text(new.resident_bytes)),
     )
     for what, was, is_ in figures:
         if was != is_:
-            yield f"{what} {bytes_text(was)} -> {bytes_text(is_)}"
+            yield f"{what} {was} -> {is_}"
     if old.identity.boot_id != new.identity.boot_id:
         yield "its probe was started again"
     if old.runner.boot_id != new.runner.boot_id:
         yield f"runner at {new.runner.address}" if new.runner.address else "runner gone"
 
 
+def _available(node: state_pb2.NodeView) -> str:
+    return known_bytes_text(node.memory, "balanced_available_bytes")
+
+
 def _level(sample: node_pb2.MemorySample) -> str:
+    if sample.pressure_level == node_pb2.PRESSURE_LEVEL_UNSPECIFIED:
+        return "unknown"
     return node_pb2.PressureLevel.Name(sample.pressure_level).removeprefix("PRESSURE_LEVEL_")
 
 
