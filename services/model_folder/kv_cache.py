@@ -31,6 +31,11 @@ def one_head(values: Values) -> int:
     return 2 * head_dim(values)
 
 
+def one_head_or_every(values: Values) -> int:
+    """As `one_head`, unless multi_query is said not to be."""
+    return every_head(values) if values.get("multi_query") is False else one_head(values)
+
+
 def nothing(_: Values) -> int:
     """No layer attends."""
     return 0

@@ -217,6 +217,7 @@ OF_TYPE: Final[dict[str, dict[str, Any]]] = {
         "attention_window_size": 4,
         "block_types": ["recurrent", "recurrent", "attention"],
     },
+    "gpt_bigcode": {**_GPT2, "n_inner": 96, "layer_norm_epsilon": 1e-5},
     "gpt2": {**_GPT2, "layer_norm_epsilon": 1e-5},
     "gpt_neox": {"layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.5},
     "gpt_oss": {**_EXPERTS, "layer_types": _KINDS, "sliding_window": 4},
