@@ -10,7 +10,8 @@ Rules this module lives by:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -36,6 +37,9 @@ _ADDED: Final = (1, 2, 0)
 _ENDED: Final = ((_INNER, 3), (_FIRST, 2), (_LAST, 1))
 """The roles in which a node can be given all that is left, with the roles given before."""
 
+Rooms = tuple[int, int, int]
+"""As the first, the last and an inner rank."""
+
 Costs = np.ndarray[tuple[int, int, int], np.dtype[np.float64]]
 """By roles given (1 the first, 2 the last), nodes taken and layers held."""
 
@@ -53,8 +57,12 @@ class Filling:
     attached: np.ndarray[tuple[int], np.dtype[np.float64]]
     """Each candidate's for the way to it."""
     heads: np.ndarray[tuple[int], np.dtype[np.float64]]
-    rooms: np.ndarray[tuple[int, int], np.dtype[np.intp]]
-    """By candidate and role, the layers it holds."""
+    rooms_of: Callable[[int], Rooms]
+    """By candidate, the layers it holds in each role."""
+    limit: float
+    """A set that costs as much is of no interest."""
+    rooms: list[Rooms] = field(default_factory=list)
+    """Of the candidates gone through."""
 
     def best(self) -> tuple[int, ...] | None:
         """The candidates of the best set, the first rank's first and the last rank's last; None where there is none."""
@@ -64,8 +72,9 @@ class Filling:
         found: tuple[float, int, int, tuple[int, int, int]] | None = None
         for i, seconds in enumerate(self.seconds.tolist()):
             ahead = costs + self._left * seconds
-            if found is not None and ahead.min() >= found[0]:
+            if ahead.min() >= (self.limit if found is None else found[0]):
                 break  # Slower nodes than this only cost more.
+            self.rooms.append(self.rooms_of(i))
             ended = self._ended(ahead, i)
             if ended is not None and (found is None or ended[0] < found[0]):
                 found = (ended[0], i, *ended[1:])
@@ -77,7 +86,7 @@ class Filling:
         """The costs once candidate `i` was skipped or filled."""
         taken = costs.copy()
         for role, (before, after) in enumerate(_TURNS):
-            held = int(self.rooms[i, role])
+            held = self.rooms[i][role]
             if 0 < held < self.layers:
                 added = held * self.seconds[i] + self._beside(i, role)
                 better = costs[before, : costs.shape[1] - self._step, : self.layers + 1 - held] + added
@@ -92,7 +101,7 @@ class Filling:
         """
         best: tuple[float, int, tuple[int, int, int]] | None = None
         for role, before in _ENDED:
-            low, fewest = max(1, self.layers - int(self.rooms[i, role])), self._step * max(1, self.size_min - 1)
+            low, fewest = max(1, self.layers - self.rooms[i][role]), self._step * max(1, self.size_min - 1)
             totals = ahead[before, fewest : self.size_max, low : self.layers]
             if not totals.size:
                 continue
@@ -124,7 +133,7 @@ class Filling:
             if before[place] == steps[i + 1][place]:
                 continue
             for taken, added in enumerate(_ADDED):
-                held = int(self.rooms[i, taken])
+                held = self.rooms[i][taken]
                 origin = (place[0] - added, place[1] - self._step, place[2] - held)
                 if held < 1 or origin[2] < 0 or place[0] & added != added:
                     continue
@@ -135,15 +144,19 @@ class Filling:
         return (*roles.get(_FIRST, []), *roles.get(_INNER, []), *roles.get(_LAST, []))
 
 
-def fastest_set(problem: Problem, attached: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Members | None:
-    """The nodes of the best set of more than one by their roles, were each way to cost what `attached` says."""
+def fastest_set(
+    problem: Problem, attached: np.ndarray[tuple[int], np.dtype[np.float64]], limit: float
+) -> Members | None:
+    """The nodes of the best set of more than one by their roles, were each way to cost what `attached` says.
+
+    None where none takes less than `limit`.
+    """
     candidates = problem.candidates
     if problem.size_max < 2:
         return None
     counted = problem.nodes_max is not None or problem.size_min > 2
     seconds = np.array([candidate.second_sums[-1] / problem.layers for candidate in candidates])
     order = np.lexsort((np.arange(len(candidates)), seconds))
-    rooms = [_rooms(problem, int(i)) for i in order]
     filling = Filling(
         layers=problem.layers,
         size_min=problem.size_min,
@@ -151,13 +164,14 @@ def fastest_set(problem: Problem, attached: np.ndarray[tuple[int], np.dtype[np.f
         seconds=seconds[order],
         attached=attached[order],
         heads=np.array([candidates[i].head_seconds for i in order]),
-        rooms=np.array(rooms),
+        rooms_of=lambda i: _rooms(problem, int(order[i])),
+        limit=limit,
     )
     members = filling.best()
     return None if members is None else tuple(int(order[i]) for i in members)
 
 
-def _rooms(problem: Problem, i: int) -> tuple[int, int, int]:
+def _rooms(problem: Problem, i: int) -> Rooms:
     """How many layers a candidate holds as the first, the last and an inner rank."""
     candidate = problem.candidates[i]
     first = max(0, candidate.first_high)

@@ -151,7 +151,8 @@ def _among_many(problem: Problem, aim: Aim) -> list[Solution]:
     """Solutions among many candidates: each proposal weighed whole, or in its order where it is too large for that."""
     sets: dict[frozenset[str], Weighed] = {}
     large: list[Solution] = []
-    for proposal in proposals(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=aim.size):
+    wanted = aim.runners_up + 1
+    for proposal in proposals(problem, timed=aim.timed, bottleneck=aim.bottleneck, size=aim.size, wanted=wanted):
         if len(proposal) > EXACT_NODES_MAX:
             solved = solution(problem, proposal, timed=aim.timed, bottleneck=aim.bottleneck)
             large += [solved] if solved is not None else []

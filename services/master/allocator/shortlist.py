@@ -28,10 +28,14 @@ POINTS_OF_VIEW: Final = 2
 """From how many nodes the ways are looked at where they differ."""
 
 
-def proposals(problem: Problem, *, timed: bool, bottleneck: bool, size: int) -> Iterator[Members]:
-    """Sets of candidates that may be the best; those of more than EXACT_NODES_MAX in an order, from first to last."""
+def proposals(problem: Problem, *, timed: bool, bottleneck: bool, size: int, wanted: int) -> Iterator[Members]:
+    """Sets of candidates that may be among the `wanted` best.
+
+    Those of more than EXACT_NODES_MAX come in an order, from first to last.
+    """
     seen: set[Members] = set()
-    found = _many_at_once(problem) if bottleneck else _proposals(problem, timed=timed, size=size)
+    limit = _nth_alone(problem, wanted) if timed else float("inf")
+    found = _many_at_once(problem) if bottleneck else _proposals(problem, timed=timed, size=size, limit=limit)
     for proposal in found:
         window = _filled(problem, proposal, timed=timed) if len(proposal) <= EXACT_NODES_MAX else proposal
         if window not in seen:
@@ -39,7 +43,15 @@ def proposals(problem: Problem, *, timed: bool, bottleneck: bool, size: int) -> 
             yield window
 
 
-def _proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]:
+def _nth_alone(problem: Problem, wanted: int) -> float:
+    """What the model takes on the so-manieth fastest of the nodes that hold it alone; infinite where there are less."""
+    if problem.size_min > 1 or problem.required:
+        return float("inf")
+    alone = sorted(float(each.second_sums[-1]) + each.head_seconds for each in problem.candidates if each.alone)
+    return alone[wanted - 1] if len(alone) >= wanted else float("inf")
+
+
+def _proposals(problem: Problem, *, timed: bool, size: int, limit: float = float("inf")) -> Iterator[Members]:
     if problem.required:
         yield problem.required
     if not timed or size:
@@ -49,7 +61,7 @@ def _proposals(problem: Problem, *, timed: bool, size: int) -> Iterator[Members]
             yield found
         return
     for attached in _views(problem):
-        found = fastest_set(problem, attached)
+        found = fastest_set(problem, attached, limit)
         yield found or ()
 
 
