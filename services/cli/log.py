@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import typer
 from google.protobuf.proto import serialize_length_prefixed
@@ -165,12 +167,9 @@ def backup(
 
     Example: `ullage log backup monday.db`
     """
-    _refuse_existing(path)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with offline.master_or_log(master, log) as there, unfinished.open("wb") as file:
+    with _written(path) as file, offline.master_or_log(master, log) as there:
         for piece in there.log.BackUpLog(log_service_pb2.BackUpLogRequest(), timeout=WORK_SECONDS_MAX):
             file.write(piece.content)
-    unfinished.replace(path)
     console().print(f"{bytes_text(path.stat().st_size)} in {path}", markup=False)
 
 
@@ -186,11 +185,9 @@ def export(
 
     Example: `ullage log export events.bin`
     """
-    if str(path) != "-":
-        _refuse_existing(path)
     with (
+        nullcontext(sys.stdout.buffer) if str(path) == "-" else _written(path) as file,
         offline.master_or_log(master, log) as there,
-        sys.stdout.buffer if str(path) == "-" else path.open("wb") as file,
     ):
         request = event_service_pb2.ListEventsRequest(page_size=PAGE_EVENTS)
         while True:
@@ -221,9 +218,22 @@ def import_(
     console().print(f"{log} holds events up to {said.stdout.strip()}", markup=False)
 
 
-def _refuse_existing(path: Path) -> None:
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """A file that is at `path` once all of it is written; nothing is there before, and nothing after a failure."""
     if path.exists():
         raise CommandError(f"{path} is there already: name a file that is not", ExitCode.USAGE)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        unfinished.replace(path)
+    except OSError as error:
+        raise CommandError(
+            f"{path} cannot be written: {error.strerror}: name another place, or make room there"
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _seconds(text: str) -> int:

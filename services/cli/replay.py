@@ -32,6 +32,9 @@ except ImportError:
 else:
     _KEYS = True
 
+SPEED_MAX: Final = 1e9
+"""A year in a thirtieth of a second."""
+
 FRAME_SECONDS: Final = 0.25
 BAR_CHARACTERS: Final = 60
 JUMP_SHARE: Final = 0.05
@@ -57,6 +60,8 @@ def replay(
 
     Example: `ullage replay --log events.db --speed 60`
     """
+    if not speed <= SPEED_MAX:
+        raise CommandError(f"a speed is a number up to {SPEED_MAX:g}", ExitCode.USAGE)
     with offline.master_or_log(master, log) as there:
         begin_ns, end_ns = _time_ns(there, first), _time_ns(there, last)
         if end_ns < begin_ns:

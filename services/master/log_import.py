@@ -40,8 +40,8 @@ def import_events(source: Path, log: Path) -> int:
         with engine.connect() as connection, source.open("rb") as file:
             last = _Importer(connection).take(_events(file))
         engine.dispose()
-    except (ImportFailed, DecodeError, OSError) as error:
-        for suffix in ("", "-wal", "-shm"):
+    except (ImportFailed, OSError) as error:
+        for suffix in ("", "-wal", "-shm", ".lock"):
             log.with_name(log.name + suffix).unlink(missing_ok=True)
         raise ImportFailed(f"{source.name} cannot be imported: {error}") from error
     finally:
@@ -50,8 +50,14 @@ def import_events(source: Path, log: Path) -> int:
 
 
 def _events(file: BinaryIO) -> Iterator[event_pb2.RecordedEvent]:
-    while (event := parse_length_prefixed(event_pb2.RecordedEvent, file)) is not None:  # type: ignore[arg-type]  # it takes any file
-        yield event
+    last = 0
+    try:
+        while (event := parse_length_prefixed(event_pb2.RecordedEvent, file)) is not None:  # type: ignore[arg-type]  # it takes any file
+            yield event
+            last = event.sequence
+    except (DecodeError, ValueError) as error:
+        where = f"what follows event {last}" if last else "what it begins with"
+        raise ImportFailed(f"{where} is no whole event; export it once more from where it came from") from error
 
 
 class _Importer:
