@@ -21,7 +21,8 @@ from ullage.v1 import node_pb2
 _CPU_SENSORS: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 """The drivers that know the processor's temperature, the nearest to it first."""
 
-_READINGS_PER_INTERFACES: Final = 15
+_READINGS_PER_SLOW_PART: Final = 10
+"""The disk and the interfaces hardly change, and take longer than everything else together."""
 
 
 class SystemSampler:
@@ -33,27 +34,25 @@ class SystemSampler:
         self._root = root
         self._failures = failures
         self._sources = sources
-        self._interfaces: Sequence[node_pb2.NetworkInterface] = ()
-        self._readings_until_interfaces = 0
+        self._slow_part = node_pb2.SystemSample()
+        self._readings_until_slow_part = 0
         self._has_sensors = True
+        self._logical_cores = psutil.cpu_count()
         # psutil compares with its last call; the first has nothing to compare with and says 0.
         failures.guard("cpu", psutil.cpu_percent)
 
     def read(self, memory: node_pb2.MemorySample) -> node_pb2.SystemSample:
         """The system now, around the memory sample of the same moment. Never raises."""
         guard = self._failures.guard
-        disk = guard("disk", lambda: psutil.disk_usage(str(self._disk)))
         sample = node_pb2.SystemSample(
             taken_at=memory.taken_at,
             cpu_pct=guard("cpu", psutil.cpu_percent),
-            logical_cores=psutil.cpu_count(),
+            logical_cores=self._logical_cores,
             load_1m=guard("load", lambda: os.getloadavg()[0]),
             temperature_celsius=self._temperature_celsius(),
-            disk_total_bytes=None if disk is None else disk.total,
-            disk_available_bytes=None if disk is None else disk.free,
-            interfaces=self._known_interfaces(),
             memory=memory,
         )
+        sample.MergeFrom(self._known_slow_part())
         for source in self._sources:
             source.fill(sample)
         return sample
@@ -66,13 +65,18 @@ class SystemSampler:
         self._has_sensors = found is not None
         return found
 
-    def _known_interfaces(self) -> Sequence[node_pb2.NetworkInterface]:
-        """The interfaces as they were lately: they take as long as everything else together, and hardly change."""
-        if self._readings_until_interfaces == 0:
-            self._readings_until_interfaces = _READINGS_PER_INTERFACES
-            self._interfaces = self._failures.guard("interfaces", lambda: interfaces(self._root)) or ()
-        self._readings_until_interfaces -= 1
-        return self._interfaces
+    def _known_slow_part(self) -> node_pb2.SystemSample:
+        """The disk and the interfaces, as they were lately."""
+        if self._readings_until_slow_part == 0:
+            self._readings_until_slow_part = _READINGS_PER_SLOW_PART
+            disk = self._failures.guard("disk", lambda: psutil.disk_usage(str(self._disk)))
+            self._slow_part = node_pb2.SystemSample(
+                disk_total_bytes=None if disk is None else disk.total,
+                disk_available_bytes=None if disk is None else disk.free,
+                interfaces=self._failures.guard("interfaces", lambda: interfaces(self._root)) or (),
+            )
+        self._readings_until_slow_part -= 1
+        return self._slow_part
 
 
 def _temperature_celsius() -> float | None:
