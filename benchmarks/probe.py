@@ -34,8 +34,8 @@ WATCHED_SECONDS: Final = 60.0
 LIMIT_BYTES: Final = 384 * MIB
 STARTING_SECONDS: Final = 4.0
 """In which the probe connects, and measures the memory's speed with all there is."""
-EVENTS: Final = 30
-TRIGGERS: Final = 8
+EVENTS: Final = 20
+TRIGGERS: Final = 5
 EVENT_MILLISECONDS_MAX: Final = 30_000
 KERNEL_APART_MS: Final = 200
 """A tenth of the trigger's window."""

@@ -128,6 +128,11 @@ def test_the_swap_structure_gives_what_is_left() -> None:
     assert sysctl.swap(structure[:-1]) == Swap()
 
 
+@pytest.mark.parametrize("line", [b"hw.memsize: 5", b"hw.memsize:5", b"hw.memsize: 5\r", b"hw.memsize:\t5"])
+def test_a_line_of_the_command_is_read_however_it_is_spaced(line: bytes) -> None:
+    assert sysctl.parse(b"hw.model: Mac16,5\n" + line + b"\n").numbers == {sysctl.TOTAL: 5}
+
+
 @pytest.mark.parametrize("point", [b".", b","])
 def test_what_the_command_prints_is_read_in_any_language(point: bytes) -> None:
     text = (

@@ -41,7 +41,7 @@ NAMES: Final = (LEVEL, TOTAL, USABLE, PAGE_SIZE, WIRED_LIMIT_MB, SWAP, *PAGE_COU
 
 _SWAP_STRUCT: Final = struct.Struct("<QQQIi")
 _BYTES_MAX: Final = 2**63
-_LINE: Final = re.compile(rb"^([a-z0-9_.]{1,64}): ([^\n]{0,200})$", re.MULTILINE)
+_LINE: Final = re.compile(rb"^([a-z0-9_.]{1,64}):[ \t]*([^\r\n]{0,200})\r?$", re.MULTILINE)
 _SWAP_TEXT: Final = re.compile(rb"total = (\d{1,12}[.,]\d{2})M\s+used = (\d{1,12}[.,]\d{2})M")
 
 _LEVELS: Final = {
