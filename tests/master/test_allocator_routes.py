@@ -17,6 +17,7 @@ from services.master.allocator.hops import Way, hops
 from services.master.allocator.problem import Problem
 from services.master.allocator.ranges import Candidate
 from services.master.allocator.refusal import refuse
+from services.master.allocator.routes import Arrangement
 from tests.master.given_nodes import GB, Node, even, model, spec, state_of
 from tests.master.test_allocator_ways import measured
 from ullage.v1 import model_pb2, node_pb2
@@ -139,6 +140,12 @@ def test_a_refusal_says_where_not_every_order_was_tried() -> None:
 
     assert "Not every order of its nodes could be tried" in refuse(short).message
     assert "Not every order" not in refuse(whole).message
+
+
+def test_a_ring_of_more_ranks_than_are_tried_is_given_up_and_not_denied() -> None:
+    ring = problem([3] * 260, [2] * 260, one_way_round(260))
+
+    assert arranged(ring, most=False) == Arrangement(None, proved=False)
 
 
 def test_far_more_nodes_than_are_needed_are_placed_though_the_roomiest_reach_only_one_other_each() -> None:

@@ -13,12 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from services.master.allocator.problem import Members, Problem
 from services.master.allocator.ranges import Candidate, boundaries
+
+NODES_MAX: Final = 512
+"""Among more nodes nothing is tried: to tell them apart alone takes too long."""
+
+RANKS_MAX: Final = 256
+"""Longer orders are not tried: one call within the other for each rank, and the stack has an end."""
 
 
 class Arrangement(NamedTuple):
@@ -44,6 +50,8 @@ class Routes:
 
     def arranged(self) -> Arrangement:
         """An order that holds the model, if there is one."""
+        if len(self.candidates) > NODES_MAX:
+            return Arrangement(self._alone(), proved=False)
         try:
             return Arrangement(self._alone() or next(filter(None, map(self._ring, self._starts())), None))
         except _GivenUpError:
@@ -74,6 +82,8 @@ class Routes:
 
     def _onward(self, order: Members, used: int, ends: int) -> Members | None:
         """An order that goes on from `order`, of which the last ends at any of `ends`."""
+        if len(order) >= RANKS_MAX:
+            raise _GivenUpError
         ahead = self._reach[order[-1]] & ~used
         if len(order) + 1 >= self.problem.size_min:
             for last in boundaries(ahead & self._reached_from[order[0]]):
