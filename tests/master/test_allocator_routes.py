@@ -85,7 +85,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(graph=graphs())
 def test_whether_many_nodes_hold_a_model_is_found_out_whatever_ways_are_missing(graph: Graph) -> None:
     nodes = [Node(f"n{i:02}", room) for i, room in enumerate(graph.rooms)]

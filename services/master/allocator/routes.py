@@ -89,7 +89,9 @@ class Routes:
             for last in boundaries(ahead & self._reached_from[order[0]]):
                 if self.candidates[last].last_starts & ends and not self._required & ~(used | 1 << last):
                     return (*order, last)
-        for farther, i in self._farther(order[0], used, ahead, ends) if len(order) + 2 <= self.problem.size_max else ():
+        if len(order) + 2 > self.problem.size_max:
+            return None
+        for farther, i in self._farther(order[0], used, ahead, ends):
             found = self._onward((*order, i), used | 1 << i, farther)
             if found is not None:
                 return found
