@@ -12,7 +12,7 @@ from services.probe.failures import Failures
 from services.probe.linux.alarms import REST_SECONDS, Alarms
 from tests.memory_cgroup import MIB, Actor, MemoryCgroup, Unavailable, memory_cgroup, uncached_file
 
-LIMIT = 96 * MIB
+LIMIT = 64 * MIB
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ from services.probe.machine import Machine, find
 from ullage.v1 import node_pb2, probe_service_pb2, probe_service_pb2_grpc
 
 RECORDED = Path(__file__).parents[1] / "recorded/proc"
+
+HEAVY = ("ssl", "typer", "pydantic", "rich", "numpy", "importlib.metadata", "platformdirs")
 
 COMMAND = (sys.executable, "-m", "services.probe", "--master", "127.0.0.1:1")
 
@@ -120,6 +123,19 @@ async def test_once_prints_json_and_exits() -> None:
     assert said["flags"] == ["MEMORY_FLAG_OVERRIDDEN", "MEMORY_FLAG_CRITICAL_ZEROED"]
     assert said["formulas"]["ram_free_bytes"] == "MemFree: no measure of anything, caches fill it"
     assert said["formulas"].keys() <= said.keys()
+
+
+def test_the_lean_program_brings_in_nothing_that_only_its_start_takes() -> None:
+    code = f"""
+import sys
+from services.probe import lean
+try:
+    lean.run("error", "{{}}")
+except KeyError:
+    print([name for name in {HEAVY} if sys.modules.get(name)])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "[]\n"
 
 
 async def test_what_keeps_a_probe_from_starting_is_one_line_and_exit_1(tmp_path: Path) -> None:
