@@ -40,8 +40,11 @@ from services.master.log_reader import LogReader, head
 COMMIT_FACTS_MAX: Final = 4096
 """Facts in one transaction: beyond this, larger ones are no cheaper."""
 
-QUEUE_FACTS_MAX: Final = 262_144
-"""Facts that may wait for the disk: a second of the most it takes."""
+QUEUE_BYTES_MAX: Final = 64 << 20
+"""What may wait for the disk: a second of the most samples it takes."""
+
+_ROW_BYTES: Final = 64
+"""A row, beside its payload."""
 
 FACT_BYTES_MAX: Final = 3 << 20
 """The largest fact that is stored: a refusal of ten thousand nodes, and what any gRPC client reads in one message."""
@@ -87,9 +90,9 @@ class Append:
     """The sequence of the first fact of `stored`; the others follow it."""
 
     @property
-    def weight(self) -> int:
-        """How many facts it keeps waiting."""
-        return len(self.batch.facts)
+    def size_bytes(self) -> int:
+        """What it takes on disk, nearly."""
+        return sum(map(len, self.batch.payloads)) + _ROW_BYTES * len(self.batch.payloads)
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ class Chore(Generic[T]):
 
     def __init__(self, work: Callable[[Connection], T]) -> None:
         self.done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self.weight = 0
+        self.size_bytes = 0
         self._work = work
 
     def attempt(self, connection: Connection) -> None:
@@ -210,7 +213,7 @@ class _Writer:
         self._head_file = head_file
         self._queue: queue.SimpleQueue[Append | Chore[Any] | None] = queue.SimpleQueue()
         self._put_back: Chore[Any] | None = None
-        self._facts_queued = 0
+        self._bytes_queued = 0
         self._lock = threading.Lock()
         self._ended = False
         with connection.begin():
@@ -225,9 +228,10 @@ class _Writer:
         with self._lock:
             if self._ended:
                 raise errors.Unavailable("the log is closed: the master is stopping")
-            if self._facts_queued + asked.weight > QUEUE_FACTS_MAX:
+            queued = self._bytes_queued + asked.size_bytes
+            if queued > QUEUE_BYTES_MAX:
                 raise errors.Unavailable("more facts wait for the disk than it can take: try again later")
-            self._facts_queued += asked.weight
+            self._bytes_queued = queued
             self._queue.put(asked)
 
     def stop(self) -> None:
@@ -256,7 +260,7 @@ class _Writer:
         if first is None or isinstance(first, Chore):
             return first
         appends = [first]
-        facts = first.weight
+        facts = len(first.batch.payloads)
         while facts < COMMIT_FACTS_MAX:
             try:
                 following = self._queue.get_nowait()
@@ -269,9 +273,9 @@ class _Writer:
                 self._put_back = following
                 break
             appends.append(following)
-            facts += following.weight
+            facts += len(following.batch.payloads)
         with self._lock:
-            self._facts_queued -= facts
+            self._bytes_queued -= sum(append.size_bytes for append in appends)
         return appends
 
     def _attempt(self, appends: list[Append]) -> Commit:

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ from services.log_format import CorruptEventError
 from services.master import errors, log_file, tables
 from services.master.batch import batch
 from services.master.cluster import Cluster, attached, opened
-from services.master.event_log import Append, Commit, EventLog, ReadOnlyLog
+from services.master.event_log import (
+    FACT_BYTES_MAX,
+    QUEUE_BYTES_MAX,
+    Append,
+    Commit,
+    EventLog,
+    ReadOnlyLog,
+)
 from services.master.log_file import LogFileError
 from services.master.log_head import head_path
 from services.master.log_lock import LogLockedError
@@ -423,3 +431,19 @@ def test_commits_come_in_the_order_of_the_appends(log_path: Path) -> None:
     reader = ReadOnlyLog(log_path)
     assert list(fold(reader, state, 1000))[-1] == 1000
     reader.close()
+
+
+async def test_what_waits_for_the_disk_is_bounded_by_its_bytes(cluster: Cluster) -> None:
+    assert isinstance(cluster.log, EventLog)
+    disk, large = threading.Event(), batch([(0, node_announced("a", friendly_name="x" * FACT_BYTES_MAX))])
+    blocked = cluster.log.do(lambda _: disk.wait(60))
+    done: asyncio.Future[Append] = asyncio.get_running_loop().create_future()
+    fitting = QUEUE_BYTES_MAX // FACT_BYTES_MAX
+    for _ in range(fitting):
+        cluster.log.append(Append("master", large, done))
+    with pytest.raises(errors.Unavailable, match="more facts wait for the disk than it can take"):
+        cluster.log.append(Append("master", large, done))
+    disk.set()
+    assert blocked.result(60)
+    # What was taken is stored, and there is room again.
+    assert await cluster.append(memory_sampled()) == fitting + 1

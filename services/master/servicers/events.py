@@ -20,7 +20,7 @@ from services.master.retention import SAMPLE_KINDS
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
 from services.master.state import State
-from ullage.v1 import event_pb2, event_service_pb2, event_service_pb2_grpc, model_pb2, state_pb2
+from ullage.v1 import event_pb2, event_service_pb2, model_pb2, state_pb2
 
 BATCH_EVENTS_MAX: Final = 64
 BATCH_LINGER_SECONDS: Final = 0.05
@@ -61,8 +61,8 @@ def add_to_server(servicer: EventServicer, server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-class EventServicer(event_service_pb2_grpc.EventServiceServicer):
-    """EventService over the one cluster."""
+class EventServicer:
+    """EventService over the one cluster; not of the generated class, since what it sends is serialised already."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
