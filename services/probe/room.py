@@ -3,6 +3,10 @@
 With T the total, the bounds on the room left are W = 10 % of T within 1 and 8 GiB for WARNING and K = 5 % of T
 within 0.5 and 4 GiB for CRITICAL; but never above T/4 and T/8, or a small container could be nothing else.
 
+10 and 5 % are earlyoom's; the most keeps a server from warning with 51 of its 512 GiB left. 10 % of stalls (some) lie
+between GLib's 3.5 to 5 and the 15 of the kernel's own example. 5 and 20 % (full) lie around the 5 and 15 at which
+freezr acts, and below the 40 to 60 at which nohang and systemd-oomd kill. 90 % of swap is systemd-oomd's.
+
 What the shards of this node hold was placed there on purpose, so T is taken without it: a node that was
 filled as far as the estimators allow is not pressed by that alone. Stalls and swap count whoever caused them.
 """
