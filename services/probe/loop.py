@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -38,7 +39,9 @@ class Loop:
         clock: Clock,
         period_s: float,
         system_period_s: float,
+        host_name: Callable[[], str] | None = None,
     ) -> None:
+        """`host_name` is asked what the node goes by, which may change; None where somebody named it."""
         self._machine = machine
         self._system = system
         self._override = override
@@ -48,6 +51,7 @@ class Loop:
         self._clock = clock
         self._period_s = period_s
         self._system_period_s = system_period_s
+        self._host_name = host_name
         self._verdict: Verdict | None = None
 
     async def run(self) -> None:
@@ -78,7 +82,9 @@ class Loop:
         return sample
 
     def take_system(self, memory: node_pb2.MemorySample) -> None:
-        """Read the rest of the system around `memory`, and report it."""
+        """Read the rest of the system around `memory`, and report it; the node's name too, where that has changed."""
+        if self._host_name is not None:
+            self._reporter.rename(self._host_name())
         sample = self._system.read(memory)
         self._latest.system = sample
         fact = event_pb2.SystemSampled(node_id=self._node_id, sample=sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from pathlib import Path
 
 import structlog
@@ -39,9 +40,7 @@ async def run(settings: Settings) -> None:
         log.debug("own pages kept in memory", allowed=machine.pin())
     loop = _loop(settings, machine, failures, me.node_id, reporter, latest, clock)
     server = rpc.Server()
-    server.add(
-        SERVICE_NAME, probe_service_pb2_grpc.add_ProbeServiceServicer_to_server, ProbeServicer(me, latest, reporter)
-    )
+    server.add(SERVICE_NAME, probe_service_pb2_grpc.add_ProbeServiceServicer_to_server, ProbeServicer(latest, reporter))
     port = await server.start(address)
     stop = _stop_signal()
     async with asyncio.TaskGroup() as tasks:
@@ -78,6 +77,7 @@ def _loop(
         clock=clock,
         period_s=settings.period_ms / 1000,
         system_period_s=settings.system_period_ms / 1000,
+        host_name=socket.gethostname if settings.name is None else None,
     )
 
 

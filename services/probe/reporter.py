@@ -68,7 +68,8 @@ class Reporter:
     ) -> None:
         """`master` is host:port. The node is announced as the first fact of this boot."""
         self._master = master
-        self._identity = identity
+        self.identity = identity
+        """What the node goes by."""
         self._clock = clock
         self._buffer = FactBuffer() if buffer is None else buffer
         self._answer_seconds_max = answer_seconds_max
@@ -89,6 +90,16 @@ class Reporter:
     def dropped_facts(self) -> int:
         """Facts that were given up: there was no room, or the master refused them."""
         return self._buffer.dropped_facts
+
+    def rename(self, name: str) -> None:
+        """Announce the node anew where it has gone by another name."""
+        if not name or name == self.identity.friendly_name:
+            return
+        renamed = node_pb2.NodeIdentity()
+        renamed.CopyFrom(self.identity)
+        renamed.friendly_name = name
+        self.identity = renamed
+        self._announce()
 
     def offer(self, fact: event_pb2.Fact) -> None:
         """Say `fact` as soon as can be. Never waits."""
@@ -125,7 +136,7 @@ class Reporter:
         return None
 
     async def _converse(self, call: _Call) -> None:
-        await self._say(call, telemetry_service_pb2.ReportRequest(identity=self._identity))
+        await self._say(call, telemetry_service_pb2.ReportRequest(identity=self.identity))
         said_before = self._buffer.acknowledged_sequence
         if await self._hear(call) < said_before:
             self._announce()  # Its log is a new one, and does not know this node.
@@ -172,7 +183,7 @@ class Reporter:
             timer.cancel()
 
     def _announce(self) -> None:
-        self.offer(event_pb2.Fact(node_announced=event_pb2.NodeAnnounced(identity=self._identity)))
+        self.offer(event_pb2.Fact(node_announced=event_pb2.NodeAnnounced(identity=self.identity)))
 
     def _failed(self, error: grpc.aio.AioRpcError) -> float | None:
         """What a failed call means for the facts and for the next attempt."""

@@ -9,14 +9,13 @@ import grpc
 from services.probe.latest import Latest
 from services.probe.reporter import Reporter
 from services.rpc import RpcError
-from ullage.v1 import node_pb2, probe_service_pb2, probe_service_pb2_grpc
+from ullage.v1 import probe_service_pb2, probe_service_pb2_grpc
 
 
 class ProbeServicer(probe_service_pb2_grpc.ProbeServiceServicer):
     """Answers from the latest samples; asking takes no new reading."""
 
-    def __init__(self, identity: node_pb2.NodeIdentity, latest: Latest, reporter: Reporter) -> None:
-        self._identity = identity
+    def __init__(self, latest: Latest, reporter: Reporter) -> None:
         self._latest = latest
         self._reporter = reporter
 
@@ -29,7 +28,7 @@ class ProbeServicer(probe_service_pb2_grpc.ProbeServiceServicer):
                 grpc.StatusCode.UNAVAILABLE, "nothing has been read yet: ask again in a moment", reason="NO_SAMPLE"
             )
         return probe_service_pb2.GetSampleResponse(
-            identity=self._identity,
+            identity=self._reporter.identity,
             memory=self._latest.memory,
             system=self._latest.system,
             connected_to_master=self._reporter.connected,

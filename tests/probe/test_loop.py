@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,7 +62,9 @@ class FixedSampler:
 class Probe:
     """A loop and what hangs on it."""
 
-    def __init__(self, beats: int, *, available: int = 12 * GIB, cost_s: float = 0.0) -> None:
+    def __init__(
+        self, beats: int, *, available: int = 12 * GIB, cost_s: float = 0.0, names: Sequence[str] = ()
+    ) -> None:
         self.clock = BeatClock(beats)
         self.latest = Latest()
         self.buffer = FactBuffer()
@@ -76,6 +80,7 @@ class Probe:
             clock=self.clock,
             period_s=0.5,
             system_period_s=2.0,
+            host_name=partial(next, iter(names)) if names else None,
         )
 
     async def beat(self) -> list[str | None]:
@@ -99,6 +104,16 @@ async def test_memory_is_sampled_every_period_and_the_system_every_fourth() -> N
         *four,
         "system_sampled",
     ]
+
+
+async def test_a_host_that_is_renamed_is_announced_anew() -> None:
+    probe = Probe(beats=13, names=("anna", "anna", "", "berta"))
+    await probe.beat()
+    facts = [observation.fact for observation in probe.buffer.oldest(1000)]
+    announced = [fact.node_announced.identity for fact in facts if fact.HasField("node_announced")]
+    assert [identity.friendly_name for identity in announced] == ["", "anna", "berta"]
+    assert {identity.node_id for identity in announced} == {"n"}
+    assert probe.reporter.identity == announced[-1]
 
 
 async def test_a_system_sample_holds_the_memory_sample_of_its_moment() -> None:

@@ -14,6 +14,7 @@ Rules this module lives by:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 from collections.abc import Callable, Sequence
@@ -194,7 +195,8 @@ class _Announced:
             raise
 
     def answer(self) -> None:
-        os.eventfd_read(self.fd)
+        with contextlib.suppress(BlockingIOError):  # It was for nothing.
+            os.eventfd_read(self.fd)
 
     def close(self) -> None:
         os.close(self.fd)
