@@ -146,6 +146,7 @@ def _cgroup(text: bytes) -> None:
     limit, cache = cgroup.parse_limit(text.partition(b" ")[2]), cgroup.parse_cache(text, V2)
     assert limit != 0
     assert cgroup.parse_cache(text, V1) >= 0
+    _within(cgroup.parse_inherited(text.replace(b"inactive_file", b"hierarchical_memory_limit")))
     room = cgroup.room(limit or 1, cache, cache // 2)
     assert 0 <= (room.available_bytes or 0) <= (limit or 1)
     for dialect in (V1, V2):

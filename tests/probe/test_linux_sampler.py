@@ -135,6 +135,19 @@ def test_the_first_version_of_cgroups_limits_too(tree: Tree) -> None:
     assert reading.oom_events == 5
 
 
+@pytest.mark.parametrize(("told", "limit"), [(f"{4 * GIB}", 4 * GIB), ("9223372036854771712", None), ("x", None)])
+def test_a_limit_above_the_mount_is_told_by_the_first_version(tree: Tree, told: str, limit: int | None) -> None:
+    tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
+    tree.put("proc/self/cgroup", "4:memory:/pod/job\n")
+    tree.put("proc/self/mountinfo", "35 31 0:32 /pod/job /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n")
+    here = "sys/fs/cgroup/memory"
+    tree.put(f"{here}/memory.limit_in_bytes", "9223372036854771712").put(f"{here}/memory.usage_in_bytes", f"{GIB}")
+    tree.put(f"{here}/memory.stat", f"cache 5\nhierarchical_memory_limit {told}\ntotal_inactive_file 0\n")
+    reading = tree.read()
+    assert reading.cgroup_limit_bytes == limit
+    assert reading.available_bytes == (60 * GIB if limit is None else limit - GIB)
+
+
 def test_in_a_hybrid_the_first_version_limits_and_the_second_tells_of_stalls(tree: Tree) -> None:
     tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
     tree.put("proc/self/cgroup", "4:memory:/job\n0::/slice\n").put("proc/self/mountinfo", HYBRID_MOUNT)

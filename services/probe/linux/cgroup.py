@@ -4,7 +4,8 @@ Rules this module lives by:
 - What is used of a limit is `usage - inactive_file - active_file`: the file cache goes when it is needed.
   tmpfs is not in those two, and does not go.
 - A limit at or above the machine's memory is none: v1 writes a number near 2^63 for it, v2 "max".
-- The kernel enforces every limit on the way up, so the least room on the way is what there is.
+- The kernel enforces every limit on the way up, so the least room on the way is what there is. What lies above the
+  mount cannot be seen; of its limits v1 tells the least, in memory.stat of whatever is below.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _LEVELS_MAX: Final = 32
 
 _ROOMS_PER_LIMITS: Final = 8
 """Limits are changed by hand, so they are read at every eighth reading: a desktop has ten files of them."""
+
+_UNLIMITED_BYTES_MIN: Final = 2**62
+"""The first version writes a number near 2^63, which depends on the size of a page."""
 
 
 class Room(NamedTuple):
@@ -95,6 +99,11 @@ def parse_cache(text: bytes, dialect: Dialect) -> int:
     return _sum(text, dialect.cache) or 0
 
 
+def parse_inherited(text: bytes) -> int | None:
+    """The least limit above and in a v1 cgroup, as its memory.stat has it; None where it says none. Never raises."""
+    return _count(b"\n" + text, b"\nhierarchical_memory_limit ") or None
+
+
 def parse_events(text: bytes, dialect: Dialect) -> Events:
     """The counters of memory.events (v2) or memory.oom_control (v1), None where there are none. Never raises."""
     return Events(oom=_sum(text, dialect.oom), limit=_sum(text, dialect.held))
@@ -163,6 +172,8 @@ class Cgroups:
         )
         dialect, limiting = (V1, v1) if v1 else (V2, v2)
         self._levels = [_Level(directory, dialect, failures) for directory in limiting]
+        if v1:
+            self._levels[-1].look_above()
         self._events = existing(limiting[0] / dialect.events, failures) if limiting else None
         # In a hybrid, v1 limits while only v2 has stall information. The root cgroup's is the machine's own, which
         # is read already; only the others have a type.
@@ -210,12 +221,21 @@ class _Level:
         self._usage = OpenFile(directory / dialect.usage, failures)
         self._stat = OpenFile(directory / "memory.stat", failures)
         self._limit_bytes = 0
+        self._inherits = False
+
+    def look_above(self) -> None:
+        """See whether there is a limit above a v1 cgroup, of which its own memory.stat tells: then it counts."""
+        inherited = parse_inherited(self._stat.read() or b"")
+        self._inherits = inherited is not None and inherited < _UNLIMITED_BYTES_MIN
 
     def read_limit(self, ram_total_bytes: int | None) -> bool:
         """Whether this cgroup sets a limit below the machine's memory, which then counts until the next call."""
         texts = [text for file in self._limits if (text := file.read()) is not None]
+        limits = [parse_limit(text) for text in texts]
+        if self._inherits:
+            limits.append(parse_inherited(self._stat.read() or b""))
         if texts:  # Where they cannot be read, the last known limit is the best there is.
-            self._limit_bytes = min((limit for text in texts if (limit := parse_limit(text)) is not None), default=0)
+            self._limit_bytes = min((limit for limit in limits if limit is not None), default=0)
         return self._limit_bytes > 0 and (ram_total_bytes is None or self._limit_bytes < ram_total_bytes)
 
     def room(self) -> Room:
