@@ -10,7 +10,7 @@ demo: $(READY)  ## one model over three nodes on this machine, from nothing to a
 	$(PYTHON) -m examples.demo
 
 test: $(READY)  ## every test, two at a time: they wait for processes more than they compute
-	$(PYTHON) -m pytest --numprocesses 2 --dist loadgroup
+	$(PYTHON) -m pytest --numprocesses 2
 
 check: $(READY)  ## style, types, import rules, protos, migrations
 	$(VENV)/bin/ruff check .

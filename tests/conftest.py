@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import fcntl
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from services.cli import model_store, model_wheel
 from services.cli.model_progress import Silent
 from services.cli.model_source import WheelSource
 
-TESTS = Path(__file__).parent
-CACHE = TESTS.parent / ".cache"
+CACHE = Path(__file__).parent.parent / ".cache"
 SMOLLM2_ID = "smollm2-135m"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in a hook of the same name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep on one worker the tests of a file, which share fixtures, and those of a folder that share processes."""
-    for item in items:
-        shared = item.path.parent if item.path.parent.name == "integration" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(shared.relative_to(TESTS))))
+class Sharing(LoadScopeScheduling):
+    """Keeps on one worker the tests of a file, which share fixtures, and the integration tests, which share processes.
+
+    xdist's own groups do this by marks, which pytest 9.2 no longer lets it read.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = PurePath(nodeid.partition("::")[0])
+        return str(path.parent if path.parent.name == "integration" else path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing:
+    """How `--numprocesses` shares out the tests."""
+    return Sharing(config, log)
 
 
 @pytest.fixture(scope="session")
