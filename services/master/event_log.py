@@ -213,7 +213,9 @@ class _Writer:
         self._head_file = head_file
         self._queue: queue.SimpleQueue[Append | Chore[Any] | None] = queue.SimpleQueue()
         self._put_back: Chore[Any] | None = None
-        self._bytes_queued = 0
+        self._bytes_put = 0
+        self._bytes_taken = 0
+        """Counted by the writer alone, which so needs no lock; the difference is what waits."""
         self._lock = threading.Lock()
         self._ended = False
         with connection.begin():
@@ -225,13 +227,13 @@ class _Writer:
         self._thread.start()
 
     def put(self, asked: Append | Chore[Any]) -> None:
+        size_bytes = asked.size_bytes
         with self._lock:
             if self._ended:
                 raise errors.Unavailable("the log is closed: the master is stopping")
-            queued = self._bytes_queued + asked.size_bytes
-            if queued > QUEUE_BYTES_MAX:
+            if self._bytes_put + size_bytes - self._bytes_taken > QUEUE_BYTES_MAX:
                 raise errors.Unavailable("more facts wait for the disk than it can take: try again later")
-            self._bytes_queued = queued
+            self._bytes_put += size_bytes
             self._queue.put(asked)
 
     def stop(self) -> None:
@@ -274,8 +276,7 @@ class _Writer:
                 break
             appends.append(following)
             facts += len(following.batch.payloads)
-        with self._lock:
-            self._bytes_queued -= sum(append.size_bytes for append in appends)
+        self._bytes_taken += sum(append.size_bytes for append in appends)
         return appends
 
     def _attempt(self, appends: list[Append]) -> Commit:
