@@ -18,7 +18,7 @@ CACHE = Path(__file__).parent.parent / ".cache"
 SMOLLM2_ID = "smollm2-135m"
 
 
-class Sharing(LoadScopeScheduling):
+class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
     """Keeps on one worker the tests of a file, which share fixtures, and the integration tests, which share processes.
 
     xdist's own groups do this by marks, which pytest 9.2 no longer lets it read.
