@@ -27,7 +27,8 @@ from services.probe.failures import Failures
 STALL_TRIGGER: Final = b"some 300000 2000000\0"
 """Microseconds of stalls, in a window of microseconds."""
 
-REST_SECONDS: Final = 0.1
+REST_SECONDS: Final = 0.05
+"""Half of what a rise may take to the master, since what rings again meanwhile waits for so long."""
 
 _EVENTS_BYTES_MAX: Final = 4096
 
