@@ -15,6 +15,7 @@ from ullage.v1 import event_pb2, model_pb2, node_pb2
 GIB: Final = 2**30
 MIB: Final = 2**20
 MODEL_ID: Final = "model"
+SMALL_MODEL_ID: Final = "small"
 
 LEVEL_FACTORS: Final = {node_pb2.PRESSURE_LEVEL_NORMAL: 1.0, node_pb2.PRESSURE_LEVEL_WARNING: 0.6}
 
@@ -53,7 +54,7 @@ def facts(machine: Machine) -> Iterator[event_pb2.Fact]:
         compute_element_bytes=2,
         shard_overhead_bytes=machine.overhead_bytes,
         decode_bytes_per_second=machine.bytes_per_second,
-        model_ids=[MODEL_ID],
+        model_ids=[MODEL_ID, SMALL_MODEL_ID],
     )
     yield event_pb2.Fact(runner_announced=event_pb2.RunnerAnnounced(profile=runner))
     sample = node_pb2.MemorySample(
@@ -77,11 +78,12 @@ def link_fact(way: Way) -> event_pb2.Fact:
     return event_pb2.Fact(link_measured=event_pb2.LinkMeasured(link=link))
 
 
-def state_of(machines: list[Machine], ways: list[Way], model: model_pb2.Model) -> State:
+def state_of(machines: list[Machine], ways: list[Way], *models: model_pb2.Model) -> State:
     """The state in which all this was heard."""
     state = State()
     heard = [fact for machine in machines for fact in facts(machine)] + [link_fact(way) for way in ways]
-    for fact in [*heard, event_pb2.Fact(model_registered=event_pb2.ModelRegistered(model=model))]:
+    known = [event_pb2.Fact(model_registered=event_pb2.ModelRegistered(model=model)) for model in models]
+    for fact in [*heard, *known]:
         apply(state, event_pb2.RecordedEvent(sequence=state.sequence + 1, fact=fact))
     return state
 
@@ -103,6 +105,30 @@ def large_model(layers: int = 80) -> model_pb2.Model:
         kv_allocation_step_tokens=256,
         context_tokens_max=131_072,
     )
+
+
+def small_model() -> model_pb2.Model:
+    """A model of the size of Llama 3.1 8B in 4 bits."""
+    weight = model_pb2.Weight(stored_bytes=122_699_776, parameters=218_112_000)
+    end = model_pb2.Weight(stored_bytes=295_501_824, parameters=525_336_576)
+    model = large_model(0)
+    model.model_id = SMALL_MODEL_ID
+    model.layers.extend([model_pb2.Layer(weight=weight, kv_elements_per_token=2048)] * 32)
+    model.embedding.CopyFrom(end)
+    model.head.CopyFrom(end)
+    model.hidden_size, model.intermediate_size, model.attention_heads = 4096, 14336, 32
+    return model
+
+
+def unequal_model(layers: int, seed: int) -> model_pb2.Model:
+    """The large model with layers of half its layers' size up to twice it."""
+    chance = random.Random(seed)  # noqa: S311 - the same for the same seed
+    model = large_model(layers)
+    for layer in model.layers:
+        part = chance.uniform(0.5, 2.0)
+        layer.weight.stored_bytes = int(layer.weight.stored_bytes * part)
+        layer.weight.parameters = int(layer.weight.parameters * part)
+    return model
 
 
 def fleet(count: int, seed: int) -> list[Machine]:

@@ -67,7 +67,7 @@ _LEFT_OUT_REMEDIES: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
 class Found(NamedTuple):
     """Where what does not fit and what does meet."""
 
-    count: int
+    amount: int
     """The one that fits."""
     proved: bool
     """The one beside it does not, and not only was no way found."""
@@ -280,7 +280,7 @@ def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
         if found is None or advised == NODES_ADVISED_MAX:
             continue
         advised += 1
-        more = found.count * grain
+        more = found.amount * grain
         text = f"Free {size(more)} on {budget.name}" + ("" if found.proved else "; less may do")
         yield model_pb2.Remedy(text=text, node_id=budget.node_id, more_bytes=more)
 
@@ -305,14 +305,14 @@ def _smaller_requests(case: Case) -> Iterator[model_pb2.Remedy]:
 
     found = _most((load.context_tokens - 1) // step, with_context)
     if found is not None:
-        tokens = found.count * step
+        tokens = found.amount * step
         more = "" if found.proved else "; a longer one may do"
         text = f"Ask for a context of {counted(tokens, 'token')} or less{more}"
         yield model_pb2.Remedy(text=text, context_tokens=tokens)
     found = _most(load.concurrent_sequences - 1, lambda count: _fit_load(case, Load(load.context_tokens, count)))
     if found is not None:
-        text = f"Ask for {counted(found.count, 'sequence')} at once" + ("" if found.proved else "; more may do")
-        yield model_pb2.Remedy(text=text, concurrent_sequences=found.count)
+        text = f"Ask for {counted(found.amount, 'sequence')} at once" + ("" if found.proved else "; more may do")
+        yield model_pb2.Remedy(text=text, concurrent_sequences=found.amount)
 
 
 def _fit_load(case: Case, load: Load) -> Fit:

@@ -87,7 +87,8 @@ class Spans:
     def _starts(self) -> Boundaries:
         """For each node and boundary as many starts as any range has; beyond those that fit whichever there are."""
         starts = self.lows[:, :, None] + np.arange(self._widest)
-        return np.minimum(starts, self.sums.shape[1] - 1)
+        within: Boundaries = np.minimum(starts, self.sums.shape[1] - 1)
+        return within
 
     @cached_property
     def _stages(self) -> Costs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -19,7 +20,7 @@ LATENT = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
 @pytest.mark.parametrize("model_type", sorted(LAYERS))
 def test_a_formula_gives_what_the_headers_say(model_type: str, bits: int | None, tmp_path: Path) -> None:
     # Wide enough for groups of 32.
-    widths = dict.fromkeys(LATENT, 32) if model_type == "deepseek_v3" else {}
+    widths: dict[str, Any] = dict.fromkeys(LATENT, 32) if model_type == "deepseek_v3" else {}
     folder = tiny_weights.write(tmp_path, model_type, bits=bits, dtype=mx.bfloat16, **widths)
     weighed = model_folder.describe(folder, model_id="m", source="test")
 
