@@ -18,13 +18,14 @@ from services.cli.__main__ import run
 
 LOGS: Final = Path(__file__).parents[1] / "recorded" / "logs"
 LOG: Final = LOGS / "three_nodes.db"
-HEAD: Final = 515
-STATE_HASH: Final = "8b7d99d3e4c05ca449647ee3ac2d7828d57654ef12be5ed9c3b95557b66a9221"
-DECIDED_AT: Final = 172
+HEAD: Final = 197
+STATE_HASH: Final = "ee184f9d483be4a56d59c3325ffb9a532d00f66db4812ac75717a6882607d744"
+DECIDED_AT: Final = 68
 WHATIFS: Final = {
     "as_it_was": "",
     "without_a_node": "--without node-2",
     "long_context": "--context 8192",
+    "on_one_node": "--context 8192 --without node-2 --without node-3",
 }
 
 BEFORE_RULES: Final = LOGS / "before_rules.db"
@@ -107,7 +108,7 @@ def test_what_changed_is_told_as_facts_and_as_state(said: Ullage, address: str) 
     told = said("diff", "--master", address, str(DECIDED_AT), str(HEAD))
     assert "instance_placed" in told
     assert "memory_sampled" not in told
-    assert "instance smollm2-135m-f7ebab: new, RELEASED" in told
+    assert "instance smollm2-135m-673bc9: new, RELEASED" in told
 
 
 def test_the_past_is_played_to_its_end(said: Ullage, address: str) -> None:
