@@ -50,6 +50,7 @@ FOLLOWED_IN_COMMIT: Final = 3200
 """So many that it is the readers that are measured, and not the disk."""
 
 FOLLOWED_BATCHES: Final = 4
+FOLLOW_ATTEMPTS: Final = 5
 EXO_APPLY_MICROSECONDS: Final = 648.0
 """exo's apply of one memory event at 100 nodes, as it was measured on a machine of this kind (b5375f8)."""
 
@@ -254,17 +255,21 @@ def _tail_floor_seconds(path: Path) -> float:
 
 def follow_row() -> Row:
     """Events delivered to 8 readers of everything, stored first, against the same messages sent from memory."""
+    ours, floors = [], []
     with tempfile.TemporaryDirectory() as folder:
-        return Row(
-            "log",
-            "Follow, 8 readers, delivered",
-            asyncio.run(_followed_rate(Path(folder) / "followed.db")),
-            "events/s",
-            "higher",
-            0.5,
-            asyncio.run(_sent_rate()),
-            "the messages alone",
-        )
+        for attempt in range(FOLLOW_ATTEMPTS):
+            floors.append(asyncio.run(_sent_rate()))
+            ours.append(asyncio.run(_followed_rate(Path(folder) / f"followed-{attempt}.db")))
+    return Row(
+        "log",
+        "Follow, 8 readers, delivered",
+        max(ours),
+        "events/s",
+        "higher",
+        0.5,
+        max(floors),
+        "the messages alone",
+    )
 
 
 async def _followed_rate(path: Path) -> float:
