@@ -60,7 +60,7 @@ class Aim:
     def rank_of(self, best: Best, problem: Problem) -> tuple[float, ...]:
         """The same of a set before it is cut."""
         members = [problem.candidates[i] for i in best.members]
-        kept = frozenset(each.node_id for each in members) == self.kept
+        kept = bool(self.kept) and frozenset(each.node_id for each in members) == self.kept
         cost = best.cost * KEPT_UNLESS_BETTER if kept else best.cost
         return (
             self.size * len(members),
