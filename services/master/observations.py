@@ -89,6 +89,8 @@ def _wrong(node_id: str, fact: event_pb2.Fact) -> str:
             about, wrong = fact.node_announced.identity.node_id, ""
         case "link_measured":
             about, wrong = fact.link_measured.link.from_node_id, ""
+        case None if not fact.ByteSize():
+            return "it holds no fact"
         case None:
             return "its kind is unknown to this master: it is older than the probe; update the master first"
         case kind:

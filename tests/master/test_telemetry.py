@@ -10,8 +10,10 @@ import grpc
 import pytest
 
 from services import rpc
+from services.master import errors
 from services.master.cluster import Cluster
 from services.master.event_log import EventLog
+from services.master.observations import checked
 from services.master.servicers.telemetry import BATCHES_IN_FLIGHT_MAX, TelemetryServicer, add_to_server
 from tests.clocks import FakeClock
 from tests.master.facts import (
@@ -139,6 +141,8 @@ def _swap_over() -> event_pb2.Fact:
     [
         (observations(instance_released()), "observation 1: a probe may not report instance_released"),
         (observations(unknown_kind()), "observation 1: its kind is unknown to this master"),
+        (observations(event_pb2.Fact()), "observation 1: it holds no fact"),
+        ([telemetry_service_pb2.Observation(source_sequence=1)], "observation 1: it holds no fact"),
         (observations(memory_sampled("b")), "observation 1: it is about node 'b', in what node 'a' says"),
         (observations(link_measured("b", "a")), "observation 1: it is about node 'b', in what node 'a' says"),
         (observations(memory_sampled("a"), _over(17, 16)), "observation 2: 17 bytes are available of 16 in all; clamp"),
@@ -329,3 +333,14 @@ async def test_a_node_that_floods_is_slowed_down_and_holds_up_nobody(
     while await acknowledged(flood) < 40_000:
         pass
     assert cluster.state.sequence == 40_001
+
+
+def test_bytes_that_are_no_fact_are_named_by_their_place() -> None:
+    whole = memory_sampled("a").SerializeToString()
+    said = [
+        telemetry_service_pb2.UnopenedObservation(source_sequence=number, fact=payload)
+        for number, payload in enumerate([whole, whole[:-1], whole], start=7)
+    ]
+    with pytest.raises(errors.InvalidRequest, match="observation 8: its bytes are no fact"):
+        checked("a", said, 0)
+    assert checked("a", said[:1], 0).payloads == (whole,)
