@@ -15,7 +15,7 @@ from services.master import cluster as clusters
 from services.master import errors
 from services.master.cluster import Cluster, opened
 from services.master.replay import fold
-from services.master.state import State
+from services.master.state import State, apply_fact, apply_facts
 from services.master.view import cluster_state, state_hash
 from tests.clocks import FakeClock
 from tests.master.facts import (
@@ -87,6 +87,17 @@ async def _compare(path: Path, commits: list[list[event_pb2.Fact]]) -> None:
             assert state.sequence == sequence
             assert live.get(sequence, state_hash(state)) == state_hash(state)
         assert state == cluster.state
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(FACTS, max_size=40))
+def test_facts_applied_together_are_what_they_are_one_by_one(facts: list[event_pb2.Fact]) -> None:
+    one_by_one, together = State(), State()
+    events = [(sequence, 10 * sequence, fact) for sequence, fact in enumerate(facts, start=1)]
+    for event in events:
+        apply_fact(one_by_one, *event)
+    apply_facts(together, events)
+    assert together == one_by_one
 
 
 async def test_a_fact_is_applied_and_published_before_it_is_acknowledged(cluster: Cluster) -> None:
