@@ -27,7 +27,7 @@ from services.clock import Clock
 from services.master import errors
 from services.master.batch import Batch, batch
 from services.master.event_log import FACT_BYTES_MAX, Append, Commit, EventLog, ReadOnlyLog
-from services.master.liveness import Bounds, fallen, live, liveness
+from services.master.liveness import Bounds, fallen, liveness, overdue
 from services.master.replay import fold, nearest
 from services.master.state import State, apply_facts
 from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
@@ -227,9 +227,11 @@ class Cluster:
         if self.read_only:
             return frozenset()
         now, nodes = self.clock.monotonic(), self.state.nodes
-        unheard = nodes.keys() - live(self._heard, now, self.bounds)
-        unserved = nodes.keys() - live(self._runner_heard, now, self.bounds)
-        return frozenset(unheard.union(id_ for id_ in unserved if nodes[id_].runner is not None))
+        # Of thousands nearly all are heard, so those are looked for that are not.
+        silent = (nodes.keys() - self._heard.keys()).union(overdue(self._heard, now, self.bounds))
+        unserved = (nodes.keys() - self._runner_heard.keys()).union(overdue(self._runner_heard, now, self.bounds))
+        silent.update(id_ for id_ in unserved if id_ in nodes and nodes[id_].runner is not None)
+        return frozenset(silent & nodes.keys())
 
     def is_silent(self, node_id: str) -> bool:
         """Whether this one node is among them, or is not there at all."""

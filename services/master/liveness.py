@@ -6,7 +6,7 @@ revives nobody, since what was heard before a restart was heard by another proce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ullage.v1 import state_pb2
@@ -33,9 +33,9 @@ def liveness(heard_at: float | None, now: float, bounds: Bounds) -> state_pb2.Li
     return state_pb2.LIVENESS_LIVE
 
 
-def live(heard: Mapping[str, float], now: float, bounds: Bounds) -> set[str]:
-    """Those that are live of all that were `heard`, each at the time said: thousands, before every placement."""
-    return {node_id for node_id, heard_at in heard.items() if now - heard_at < bounds.suspect_after_seconds}
+def overdue(heard: Mapping[str, float], now: float, bounds: Bounds) -> Iterator[str]:
+    """Those that are no longer live of all that were `heard`, each at the time said."""
+    return (node_id for node_id, heard_at in heard.items() if now - heard_at >= bounds.suspect_after_seconds)
 
 
 def fallen(

@@ -48,7 +48,10 @@ def _shown(case: Case, solutions: Sequence[Solution]) -> list[Budget]:
     if len(budgets) <= NODES_SHOWN_MAX:
         return list(case.nodes)
     used = {budgets.row(node_id) for solution in solutions for node_id in solution.node_ids}
-    by_weight = np.lexsort((np.arange(len(budgets)), -budgets.weights))[:NODES_SHOWN_MAX].tolist()
+    weights = budgets.weights
+    least = np.partition(weights, -NODES_SHOWN_MAX)[-NODES_SHOWN_MAX]
+    weighty = np.flatnonzero(weights >= least)
+    by_weight = weighty[np.lexsort((weighty, -weights[weighty]))][:NODES_SHOWN_MAX].tolist()
     shown = [*used, *(row for row in by_weight if row not in used)][: max(NODES_SHOWN_MAX, len(used))]
     return [budgets[row] for row in sorted(shown)]
 

@@ -25,6 +25,9 @@ NEIGHBOURS_MAX: Final = 4
 
 BLOCK_NODES: Final = 128
 
+FORERUNNERS: Final = 128
+"""How many of the best are looked at first, so that few of thousands need to be sorted."""
+
 ROUTES_NODES_MAX: Final = 256
 """So many of the roomiest take part where some do not reach some others: the very roomiest may lie apart."""
 
@@ -57,7 +60,8 @@ def promising(budgets: Budgets, *, timed: bool) -> Ints:
 
 def _skyband(merits: Floats, rooms: Ints) -> Ints:
     """The places that the fewest others surpass in both figures; of equals the later is surpassed by the earlier."""
-    order = np.lexsort((np.arange(len(merits)), -rooms, -merits))
+    left = _unsurpassed(merits, rooms)
+    order = left[np.lexsort((left, -rooms[left], -merits[left]))]
     sorted_rooms = rooms[order]
     # All that come before are at least as good in the one figure, so only those as roomy surpass.
     # Of their rooms the largest, ascending, one more than may surpass.
@@ -75,6 +79,15 @@ def _skyband(merits: Floats, rooms: Ints) -> Ints:
                     del best[0]
     chosen = sorted(range(len(kept)), key=lambda place: (kept[place][0], place))[:POOL_NODES_MAX]
     return np.array([kept[place][1] for place in chosen], dtype=np.int64)
+
+
+def _unsurpassed(merits: Floats, rooms: Ints) -> Ints:
+    """The places that are left once the best were looked at: most others are neither as good nor as roomy."""
+    if len(merits) <= 2 * FORERUNNERS:
+        return np.arange(len(merits))
+    ahead = merits >= np.partition(merits, -FORERUNNERS)[-FORERUNNERS]
+    enough = np.partition(rooms[ahead], -BETTER_NODES_MAX - 1)[-BETTER_NODES_MAX - 1]
+    return np.flatnonzero(ahead | (rooms > enough))
 
 
 def _neighbours(budgets: Budgets, chosen: Ints) -> list[int]:
