@@ -51,13 +51,6 @@ class Progress:
         """How long ago the shard last took a step: a new phase, or more bytes done."""
         return self._clock.monotonic() - self._stepped_at
 
-    @property
-    def has_all_bytes(self) -> bool:
-        """The shard has loaded all it loads, and waits for the other ranks, if for anything."""
-        status = self.status
-        is_loading = status.phase == model_pb2.SHARD_PHASE_LOADING and status.HasField("total_bytes")
-        return is_loading and status.done_bytes == status.total_bytes
-
     def step(self) -> None:
         """Count what just happened as a step."""
         self._stepped_at = self._clock.monotonic()
@@ -73,6 +66,7 @@ class Progress:
         status = self._status(said.phase)
         if said.HasField("total_bytes"):
             status.done_bytes, status.total_bytes = said.done_bytes, said.total_bytes
+        status.waits_for_ranks = said.waits_for_ranks
         if self.status.HasField("resident_bytes"):
             status.resident_bytes = self.status.resident_bytes
         if self.status.HasField("over_grant_bytes"):

@@ -302,13 +302,13 @@ class ShardSupervisor:
     def _hindrance(self) -> str | None:
         """Why the process will not get on, or None. Slow is told from stuck by progress, and by work done.
 
-        While it loads it may be deaf for a while; progress is what counts then. Once it has all its bytes it may wait
-        long for the ranks that have not, and has to answer.
+        While it loads it may be deaf for a while; progress is what counts then. Once it is ready itself it may wait
+        long for the ranks that are not, and has to answer.
         """
         bounds = self._shop.bounds
         if self._signs.stopped_seconds >= bounds.stopped_seconds:
             return f"its process has been stopped by a signal for {bounds.stopped_seconds:g} s"
-        if self.status.phase < model_pb2.SHARD_PHASE_RUNNING and not self._progress.has_all_bytes:
+        if self.status.phase < model_pb2.SHARD_PHASE_RUNNING and not self.status.waits_for_ranks:
             stalled = self.channel is not None and self._progress.still_seconds > bounds.stall_seconds
             return f"no progress for {bounds.stall_seconds:g} s" if stalled else None
         deaf_seconds = 0.0 if self._asked_at is None else self._shop.clock.monotonic() - self._asked_at

@@ -964,6 +964,7 @@ class ShardStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     OVER_GRANT_BYTES_FIELD_NUMBER: _builtins.int
     RETURNED_BYTES_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_RANKS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     rank: _builtins.int
     node_id: _builtins.str
@@ -979,6 +980,8 @@ class ShardStatus(_message.Message):
     """
     returned_bytes: _builtins.int
     """With the last status: the resident bytes its process gave back by ending."""
+    waits_for_ranks: _builtins.bool
+    """While it loads: it is ready itself, and waits for ranks that are not."""
     @_builtins.property
     def failure(self) -> Global___ShardFailure: ...
     def __init__(
@@ -994,10 +997,11 @@ class ShardStatus(_message.Message):
         failure: Global___ShardFailure | None = ...,
         over_grant_bytes: _builtins.int | None = ...,
         returned_bytes: _builtins.int | None = ...,
+        waits_for_ranks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_over_grant_bytes", b"_over_grant_bytes", "_resident_bytes", b"_resident_bytes", "_returned_bytes", b"_returned_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "failure", b"failure", "over_grant_bytes", b"over_grant_bytes", "resident_bytes", b"resident_bytes", "returned_bytes", b"returned_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_over_grant_bytes", b"_over_grant_bytes", "_resident_bytes", b"_resident_bytes", "_returned_bytes", b"_returned_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "failure", b"failure", "instance_id", b"instance_id", "node_id", b"node_id", "over_grant_bytes", b"over_grant_bytes", "phase", b"phase", "rank", b"rank", "resident_bytes", b"resident_bytes", "returned_bytes", b"returned_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes", "_over_grant_bytes", b"_over_grant_bytes", "_resident_bytes", b"_resident_bytes", "_returned_bytes", b"_returned_bytes", "_total_bytes", b"_total_bytes", "done_bytes", b"done_bytes", "failure", b"failure", "instance_id", b"instance_id", "node_id", b"node_id", "over_grant_bytes", b"over_grant_bytes", "phase", b"phase", "rank", b"rank", "resident_bytes", b"resident_bytes", "returned_bytes", b"returned_bytes", "total_bytes", b"total_bytes", "waits_for_ranks", b"waits_for_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__done_bytes: _TypeAlias = _typing.Literal["done_bytes"]  # noqa: Y015
     _WhichOneofArgType__done_bytes: _TypeAlias = _typing.Literal["_done_bytes", b"_done_bytes"]  # noqa: Y015

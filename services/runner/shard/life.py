@@ -86,6 +86,7 @@ class Life:
             self._status.phase = phase
             self._status.ClearField("done_bytes")
             self._status.ClearField("total_bytes")
+            self._status.waits_for_ranks = False
             self._tell_status()
 
     def progress(self, done_bytes: int, total_bytes: int) -> None:
@@ -93,6 +94,11 @@ class Life:
         if self._status.phase == model_pb2.SHARD_PHASE_LOADING:
             self._status.done_bytes, self._status.total_bytes = done_bytes, total_bytes
             self._tell_status()
+
+    def wait_for_ranks(self) -> None:
+        """Say that all that is missing is on other ranks."""
+        self._status.waits_for_ranks = True
+        self._tell_status()
 
     def fail(self, message: str, *, blamed_rank: int | None = None) -> None:
         """Fail, for good. `blamed_rank` is the rank at fault where it is another."""

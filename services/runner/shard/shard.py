@@ -97,6 +97,7 @@ class Shard:
             hidden_size=assignment.model.hidden_size,
             context_tokens=assignment.context_tokens,
         )
+        self.life.wait_for_ranks()
         await pipeline.loaded()
         if assignment.rank == 0:
             await warm_up(pipeline, assignment)
