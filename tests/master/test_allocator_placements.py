@@ -199,8 +199,8 @@ def test_nodes_that_hold_the_model_in_other_forms_are_charged_each_by_its_own() 
 
 
 def test_weights_are_held_as_stored_only_where_they_fit_in_no_other_form() -> None:
-    tight = [Node("a", 10_000, form=FLOAT32, can_hold_as_stored=True)]
-    roomy = [Node("a", 100_000, form=FLOAT32, can_hold_as_stored=True)]
+    tight = [Node("a", 10_000, form=FLOAT32, can_hold_as_stored=True, speed=1e6)]
+    roomy = [Node("a", 100_000, form=FLOAT32, can_hold_as_stored=True, speed=1e6)]
     shape = model([1000] * 4)
 
     stored, floats = decision(tight, shape), decision(roomy, shape)
@@ -208,6 +208,8 @@ def test_weights_are_held_as_stored_only_where_they_fit_in_no_other_form() -> No
     assert stored.shards[0].bytes.layers_bytes == 4000
     assert stored.shards[0].weight_form == STORED
     assert "weights fit only as they are stored on a, where that is slower" in stored.explanation
+    assert not stored.HasField("time_per_token"), "the speed was measured with floats"
+    assert floats.HasField("time_per_token")
     assert floats.shards[0].bytes.layers_bytes == 16_000
     assert floats.shards[0].weight_form == node_pb2.WEIGHT_FORM_UNSPECIFIED
 

@@ -120,9 +120,20 @@ class Survey:
     """Each node's row."""
 
     def as_stored(self) -> Survey:
-        """The same nodes, of which those that can hold weights as stored do; itself where none can."""
+        """The same nodes, of which those that can hold weights as stored do; itself where none can.
+
+        How fast such a node then is nobody measured: its speeds are of its usual form.
+        """
         forms = [form.as_stored() for form in self.forms]
-        return self if forms == self.forms else replace(self, forms=forms)
+        if forms == self.forms:
+            return self
+        changed = np.array([*(form.is_changed for form in forms), False])[self.form]
+        return replace(
+            self,
+            forms=forms,
+            bytes_per_second=np.where(changed, np.nan, self.bytes_per_second),
+            flops_per_second=np.where(changed, np.nan, self.flops_per_second),
+        )
 
 
 class Readings:
