@@ -1,4 +1,4 @@
-"""The whole path on this machine: three nodes, a model that fits on none of them alone, and an answer from all three.
+"""The whole path here: three nodes, a model whose context fits on none of them alone, and an answer from all three.
 
 `python -m examples.demo`, or `make demo`. It types what a person would: each command is printed, then run. The model
 is kept in .cache/models of the checkout; everything else lives in a folder that is gone afterwards.
@@ -24,9 +24,10 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 ULLAGE: Final = (sys.executable, "-m", "services.cli")
 
 MODEL: Final = "smollm2-135m"
-CONTEXT_TOKENS: Final = "1024"
-NODE_MEMORY: Final = "380MiB"
-"""Less than the model with its cache and a shard's process take on one node or on two, and enough on three."""
+CONTEXT_TOKENS: Final = "8192"
+"""All that the model takes: its cache is then the larger part, however small the weights are held."""
+NODE_MEMORY: Final = "600MiB"
+"""Less than the model with its cache and a shard's process take on one node, and enough on three."""
 
 PROMPT: Final = "Write two sentences about the sea."
 TOLD_KINDS: Final = (
@@ -71,7 +72,7 @@ def steps(environment: dict[str, str]) -> None:
     say("A model for it, fetched and converted the first time.")
     ullage(environment, "models", "add", MODEL)
     await_calm(environment)
-    say("It fits on no node alone; the refusal says what is missing.")
+    say("With its whole context it fits on no node alone; the refusal says what is missing.")
     alone = ("place", MODEL, "--context", CONTEXT_TOKENS, "--max-nodes", "1", "--dry-run")
     ullage(environment, *alone, exit_code=REFUSED_EXIT_CODE)
     say("Over all three it does.")
