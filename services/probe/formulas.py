@@ -52,8 +52,8 @@ _PSUTIL: Final = {
 
 _ALL: Final = {
     "own_bytes": "resident in the processes of this node's shards; part of what is used",
-    "strict_available_bytes": "available - W, W = 10 % of T, the total, within 1 and 8 GiB, at most T/4: nothing is even stalled",
-    "balanced_available_bytes": "available - K, K = 5 % of T, the total, within 0.5 and 4 GiB, at most T/8: nothing is swapped",
+    "strict_available_bytes": "available - W, 10 % of the total in 1 to 8 GiB, a quarter at most: nothing stalls",
+    "balanced_available_bytes": "available - K, 5 % of the total in 0.5 to 4 GiB, an eighth at most: nothing swaps",
     "ceiling_available_bytes": "available",
     "pressure_pct": "50 with W left, 80 with K, 100 with none; or 5 x some stalls up to 75, or 4 x full stalls",
 }
