@@ -145,6 +145,16 @@ def parsed(payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
         yield from event_pb2.Facts.FromString(repeated(payloads[start : start + _PARSED_TOGETHER])).facts
 
 
+def opened(payloads: Sequence[bytes]) -> Sequence[event_pb2.Fact]:
+    """The same, to be kept: of those read together, each is an object only while somebody holds it.
+
+    Thousands of objects that nobody looks at would make each look at another dearer. Raises DecodeError.
+    """
+    if len(payloads) > _PARSED_TOGETHER:
+        return list(parsed(payloads))
+    return event_pb2.Facts.FromString(repeated(payloads)).facts
+
+
 def repeated(messages: Sequence[bytes]) -> bytes:
     """Serialised messages as the repeated field 1 of another: the facts of Facts, the events of FollowResponse."""
     framed = [b""] * (2 * len(messages))

@@ -24,6 +24,8 @@ class Batch(NamedTuple):
     kinds: Sequence[int]
     payloads: Sequence[bytes]
     facts: Sequence[event_pb2.Fact]
+    sampled_node_id: str | None = None
+    """The node, where all facts are samples of this one's memory; None where nobody looked, or not all are."""
 
     def newer(self, last: int) -> Batch:
         """What of it is new of a source that said up to `last` before: what goes up from there, or is not counted."""
@@ -39,6 +41,7 @@ class Batch(NamedTuple):
             list(compress(self.kinds, kept)),
             list(compress(self.payloads, kept)),
             list(compress(self.facts, kept)),
+            self.sampled_node_id,
         )
 
     def rows(self, first: int, recorded_at_ns: int, source_number: int) -> list[log_format.StoredRow]:

@@ -29,7 +29,7 @@ from services.master.batch import Batch, batch
 from services.master.event_log import FACT_BYTES_MAX, Append, Commit, EventLog, ReadOnlyLog
 from services.master.liveness import Bounds, fallen, liveness, overdue
 from services.master.replay import fold, nearest
-from services.master.state import State, apply_facts
+from services.master.state import State, apply_facts, superseded
 from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
 
 MASTER_SOURCE: Final = "master"
@@ -289,13 +289,16 @@ class Cluster:
             self._uncommitted(commit, commit.error)
             return
         for append in commit.appends:
-            apply_facts(
-                self.state, zip(count(append.first_sequence), repeat(commit.recorded_at_ns), append.stored.facts)
-            )
+            self._apply(append.stored, append.first_sequence, commit.recorded_at_ns)
             if append.acknowledged:
                 self._acknowledged[append.source] = append.acknowledged
         self._publish(commit)
         self._settle(commit)
+
+    def _apply(self, stored: Batch, first_sequence: int, recorded_at_ns: int) -> None:
+        skipped = superseded(self.state, stored.sampled_node_id, len(stored.facts))
+        facts = stored.facts[skipped:] if skipped else stored.facts
+        apply_facts(self.state, zip(count(first_sequence + skipped), repeat(recorded_at_ns), facts))
 
     def _settle(self, commit: Commit) -> None:
         for append in commit.appends:

@@ -208,6 +208,16 @@ def apply_facts(state: State, events: Iterable[tuple[int, int, event_pb2.Fact]])
     state.sequence, state.recorded_at_ns = sequence, recorded_at_ns
 
 
+def superseded(state: State, node_id: str | None, samples: int) -> int:
+    """How many of so many samples of the node's memory, one right after the other, leave nothing behind once the rest
+    are applied: all but the last two, where the node is known.
+
+    A sample replaces the one before it. What a shard holds counts as seen with the next sample, and as settled with
+    the one after that; more of them change nothing.
+    """
+    return max(0, samples - 2) if node_id in state.nodes else 0
+
+
 def _node(state: State, node_id: str) -> NodeRecord:
     """The node, made with its identity unknown when it speaks before it has announced itself."""
     node = state.nodes.get(node_id)

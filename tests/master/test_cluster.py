@@ -15,7 +15,7 @@ from services.master import cluster as clusters
 from services.master import errors
 from services.master.cluster import Cluster, opened
 from services.master.replay import fold
-from services.master.state import State, apply_fact, apply_facts
+from services.master.state import State, apply_fact, apply_facts, superseded
 from services.master.view import cluster_state, state_hash
 from tests.clocks import FakeClock
 from tests.master.facts import (
@@ -98,6 +98,28 @@ def test_facts_applied_together_are_what_they_are_one_by_one(facts: list[event_p
         apply_fact(one_by_one, *event)
     apply_facts(together, events)
     assert together == one_by_one
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(FACTS, max_size=40), st.lists(BYTES, min_size=1, max_size=5))
+def test_of_samples_one_right_after_the_other_the_superseded_ones_leave_nothing(
+    before: list[event_pb2.Fact], available: list[int]
+) -> None:
+    whole, short = State(), State()
+    events = [(sequence, 10 * sequence, fact) for sequence, fact in enumerate(before, start=1)]
+    samples = [(100 + n, 1000, memory_sampled("a", bytes_)) for n, bytes_ in enumerate(available)]
+    apply_facts(whole, [*events, *samples])
+    apply_facts(short, events)
+    apply_facts(short, samples[superseded(short, "a", len(samples)) :])
+    assert short == whole
+
+
+def test_all_but_two_samples_of_a_known_node_are_superseded() -> None:
+    state = State()
+    assert superseded(state, "a", 64) == 0
+    apply_facts(state, [(1, 10, memory_sampled("a"))])
+    assert [superseded(state, "a", samples) for samples in (1, 2, 3, 64)] == [0, 0, 1, 62]
+    assert superseded(state, None, 64) == 0
 
 
 async def test_a_fact_is_applied_and_published_before_it_is_acknowledged(cluster: Cluster) -> None:
