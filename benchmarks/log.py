@@ -217,7 +217,7 @@ def restart_rows() -> Iterator[Row]:
         connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         connection.execute("UPDATE sources SET last_seq = ?", (len(rows),))
         before = b"the commit before"
-        ends = [(len(rows) - 1, before), (len(rows), log_format.chain_hash(before, rows[-1:]))]
+        ends = [(len(rows) - 1, before), (len(rows), log_format.chain_hash(before, rows[-1]))]
         connection.executemany("INSERT INTO chain VALUES (?, ?)", ends)
         state = State()
         apply_facts(state, ((row[0], row[1], event_pb2.Fact.FromString(row[6])) for row in rows[:CHECKPOINTED_EVENTS]))

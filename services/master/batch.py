@@ -7,7 +7,7 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress, repeat
+from itertools import compress
 from operator import lt
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -44,20 +44,18 @@ class Batch(NamedTuple):
             self.sampled_node_id,
         )
 
-    def rows(self, first: int, recorded_at_ns: int, source_number: int) -> list[log_format.StoredRow]:
-        """The rows that store it, from the sequence `first` on."""
-        return list(
-            zip(
-                range(first, first + len(self.facts)),
-                repeat(recorded_at_ns),
-                self.kinds,
-                repeat(source_number),
-                self.source_sequences,
-                map(crc32, self.payloads),
-                self.payloads,
-                strict=False,
-            )
-        )
+    def cells(self, first: int, recorded_at_ns: int, source_number: int) -> list[int | bytes]:
+        """The rows that store it, from the sequence `first` on, one after the other: column by column is cheapest."""
+        count, width = len(self.facts), log_format.ROW_CELLS
+        cells: list[int | bytes] = [0] * (count * width)
+        cells[0::width] = range(first, first + count)
+        cells[1::width] = [recorded_at_ns] * count
+        cells[2::width] = self.kinds
+        cells[3::width] = [source_number] * count
+        cells[4::width] = self.source_sequences
+        cells[5::width] = map(crc32, self.payloads)
+        cells[6::width] = self.payloads
+        return cells
 
 
 NOTHING: Final = Batch((), (), (), ())

@@ -135,9 +135,9 @@ def _chain(_: Engine, reader: LogReader, report: Report) -> Iterator[str]:
     rows = reader.stored_rows(mark + 1, report.head_sequence)
     row = next(rows, None)
     for end, digest in takewhile(lambda commit: commit[0] <= report.head_sequence, reader.commits(mark)):
-        together = []
+        together: list[int | bytes] = []
         while row is not None and row[0] <= end:
-            together.append(row)
+            together += row
             row = next(rows, None)
         if log_format.chain_hash(before, together) != digest:
             yield f"commit up to {end}: it does not match its hash"

@@ -69,18 +69,18 @@ class _Importer:
         """Number and last source_sequence of each source, by its name."""
 
     def take(self, events: Iterator[event_pb2.RecordedEvent]) -> int:
-        rows: list[log_format.StoredRow] = []
+        cells: list[int | bytes] = []
         for event in events:
             if event.sequence <= self._sequence:
                 raise ImportFailed(f"event {event.sequence} follows event {self._sequence}")
             gap = event.sequence != self._sequence + 1
-            rows.append(self._row(event))
+            cells += self._row(event)
             self._sequence = event.sequence
-            if gap or len(rows) == COMMIT_EVENTS:
-                self._commit(rows, compacted=gap)
-                rows = []
-        if rows:
-            self._commit(rows, compacted=False)
+            if gap or len(cells) == COMMIT_EVENTS * log_format.ROW_CELLS:
+                self._commit(cells, compacted=gap)
+                cells = []
+        if cells:
+            self._commit(cells, compacted=False)
         return self._sequence
 
     def _row(self, event: event_pb2.RecordedEvent) -> log_format.StoredRow:
@@ -89,8 +89,8 @@ class _Importer:
         at_ns = event.recorded_at.ToNanoseconds()
         return log_format.stored_row(event.sequence, at_ns, number, event.source_sequence, event.fact)
 
-    def _commit(self, rows: Sequence[log_format.StoredRow], *, compacted: bool) -> None:
-        self._hash = log_format.chain_hash(self._hash, rows)
+    def _commit(self, cells: Sequence[int | bytes], *, compacted: bool) -> None:
+        self._hash = log_format.chain_hash(self._hash, cells)
         run = self._connection.exec_driver_sql
         with self._connection.begin():
             for name, (number, said) in self._sources.items():
@@ -99,10 +99,10 @@ class _Importer:
                     "ON CONFLICT (id) DO UPDATE SET last_seq = excluded.last_seq",
                     (number, name, said),
                 )
-            insert(self._connection, rows)
-            run("INSERT INTO chain (seq, hash) VALUES (?, ?)", (rows[-1][0], self._hash))
+            insert(self._connection, cells)
+            run("INSERT INTO chain (seq, hash) VALUES (?, ?)", (self._sequence, self._hash))
             if compacted:
-                run("INSERT INTO compacted (first_seq, last_seq) VALUES (1, ?)", (rows[-1][0],))
+                run("INSERT INTO compacted (first_seq, last_seq) VALUES (1, ?)", (self._sequence,))
 
 
 def main(arguments: list[str]) -> int:

@@ -258,8 +258,8 @@ async def test_every_commit_is_hashed_over_the_one_before(log_path: Path, clock:
     rows = raw.execute("SELECT * FROM events ORDER BY seq").fetchall()
     hashes = raw.execute("SELECT * FROM chain ORDER BY seq").fetchall()
     raw.close()
-    first = log_format.chain_hash(b"", rows[:2])
-    assert hashes == [(2, first), (3, log_format.chain_hash(first, rows[2:]))]
+    first = log_format.chain_hash(b"", [*rows[0], *rows[1]])
+    assert hashes == [(2, first), (3, log_format.chain_hash(first, rows[2]))]
 
 
 async def test_an_unknown_kind_is_kept_byte_for_byte(log_path: Path, clock: FakeClock) -> None:
