@@ -33,6 +33,7 @@ NONE: Final = "none"
 COMPILE_SECONDS_MAX: Final = 60.0
 
 _SHIM_SOURCE: Final = Path(__file__).with_name("openblas_shim.c")
+_COMPILE_OPTIONS: Final = ("-O3", "-shared", "-fPIC")
 _THREAD_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 log = structlog.get_logger()
@@ -125,9 +126,9 @@ def _name(loaded: ctypes.CDLL, library: Library) -> str:
 
 
 def _compiled_shim() -> Path | None:
-    """The shim, compiled once for each content of its source; None without a compiler."""
-    source = _SHIM_SOURCE.read_bytes()
-    digest = hashlib.sha256(source + platform.machine().encode()).hexdigest()[:16]
+    """The shim, compiled once for each content of its source and each set of options; None without a compiler."""
+    made_of = (_SHIM_SOURCE.read_bytes(), " ".join(_COMPILE_OPTIONS).encode(), platform.machine().encode())
+    digest = hashlib.sha256(b"".join(made_of)).hexdigest()[:16]
     target = platformdirs.user_cache_path("ullage") / f"openblas_shim-{digest}.so"
     if target.exists():
         return target
@@ -139,7 +140,7 @@ def _compiled_shim() -> Path | None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         # Compiled beside its place and renamed into it: another shard never loads half a file.
         made = Path(folder, target.name)
-        command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(made), str(_SHIM_SOURCE), "-ldl"]
+        command = [compiler, *_COMPILE_OPTIONS, "-o", str(made), str(_SHIM_SOURCE), "-ldl"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS_MAX, check=False)
         if done.returncode != 0:
             log.warning("the BLAS shim does not compile", command=" ".join(command), error=done.stderr[-500:])
