@@ -1,7 +1,7 @@
 # One image for every service: `docker run ullage master`, `... node`, `... status`.
 FROM python:3.11-slim
 
-# gcc compiles the 15 lines between OpenBLAS and MLX, once, at the first start of a shard.
+# gcc compiles what stands between OpenBLAS and MLX, once, at the first start of a shard.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/*

@@ -8,8 +8,8 @@
  * threads of so short a product wait for each other.
  *
  * Products of few rows with a transposed matrix, which are what a step of decoding is made of, are made here where
- * the processor has AVX2: a BLAS takes twice as long for two rows as for one. Also on one thread, so from five rows
- * on only if the BLAS has no more.
+ * the processor has AVX2: a BLAS takes twice as long for two rows as for one. Also on one thread, so fewer of them
+ * if the BLAS has two, and but one row if it has more, which nobody measured.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -42,7 +42,7 @@ static unsigned long products;
  * other factor are multiplied with it. Every sum is made in the same order, whatever is computed beside it: a row
  * has the same bits alone and among others.
  */
-enum { FEW = 8, FEW_FOR_THREADS = 4, LANES = 8, SUMS = 12, LINE = 16, LINES_AHEAD = 4 };
+enum { FEW = 8, FEW_FOR_TWO_THREADS = 4, LANES = 8, SUMS = 12, LINE = 16, LINES_AHEAD = 4 };
 
 #define WIDE __attribute__((target("avx2,fma")))
 #define WIDE_INLINE WIDE inline __attribute__((always_inline))
@@ -66,7 +66,9 @@ static int few_rows(int threads)
 {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
         return 0;
-    return threads > 1 ? FEW_FOR_THREADS : FEW;
+    if (threads > 2)
+        return 1;
+    return threads == 2 ? FEW_FOR_TWO_THREADS : FEW;
 }
 
 /* `rows` by `columns` of c, from row `i` and column `j` on. Both are constants where this is inlined, and their
