@@ -40,8 +40,7 @@ def rows() -> Iterator[Row]:
 
 async def _hops(state: Path) -> list[Row]:
     """What it costs that a token passes from rank to rank, and what of that is the way between two runners."""
-    # Brings MLX, for its random weights.
-    from tests.runner.shard import tiny_weights  # noqa: PLC0415 - only where it is needed
+    from tests.runner.shard import tiny_weights  # noqa: PLC0415 - brings MLX, which other sections do without
 
     folder = tiny_weights.write(state / "models" / "tiny", eos_token_id=None)
     tiny_weights.prepared(folder)

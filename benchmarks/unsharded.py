@@ -27,9 +27,9 @@ def main(folder: str, threads: str, choice: str, what: str) -> None:
 
 def _model(folder: str) -> Any:
     import mlx.core as mx  # noqa: PLC0415 - after the BLAS
-    from mlx.utils import tree_map  # noqa: PLC0415 - as above
-    from mlx_lm import load  # noqa: PLC0415 - as above
-    from mlx_lm.utils import dequantize_model  # noqa: PLC0415 - as above
+    from mlx.utils import tree_map  # noqa: PLC0415 - after the BLAS
+    from mlx_lm import load  # noqa: PLC0415 - after the BLAS
+    from mlx_lm.utils import dequantize_model  # noqa: PLC0415 - after the BLAS
 
     model: Any = dequantize_model(load(folder)[0])
     model.update(tree_map(lambda array: array.astype(mx.float32), model.parameters()))

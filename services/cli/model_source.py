@@ -166,8 +166,7 @@ class HubSource:
 
     def config(self) -> tuple[Path, str]:
         """A folder with the model's config.json, fetched alone, and the source as the cluster knows it."""
-        # Imported here: it takes longer than most commands do.
-        from services.cli import model_hub  # noqa: PLC0415 - as said above
+        from services.cli import model_hub  # noqa: PLC0415 - takes longer than most commands do
 
         return model_hub.snapshot(self._name, ("config.json",)), f"{HUB_PREFIX}{self._name}"
 
@@ -183,8 +182,7 @@ class HubSource:
     def _fetched(self, steps: Steps) -> FolderSource:
         if self._snapshot is None:
             steps.begin("fetching")
-            # Imported here: it takes longer than most commands do.
-            from services.cli import model_hub  # noqa: PLC0415 - as said above
+            from services.cli import model_hub  # noqa: PLC0415 - takes longer than most commands do
 
             path = model_hub.snapshot(self._name)
             # The hub's cache names a snapshot's folder after its commit.

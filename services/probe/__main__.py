@@ -79,14 +79,10 @@ def probe(
     lean.become(settings, log_level, metadata.version("grpcio"))
 
 
-# Before it becomes the lean program, this one only reads its options: what it takes to read the machine is imported
-# where that is asked for.
-
-
 def _read_once(root: Path, state_dir: Path, given: Override | None, *, json: bool) -> None:
-    from services.probe import once  # noqa: PLC0415
-    from services.probe.failures import Failures  # noqa: PLC0415
-    from services.probe.machine import find  # noqa: PLC0415
+    from services.probe import once  # noqa: PLC0415 - not on the way to the lean program
+    from services.probe.failures import Failures  # noqa: PLC0415 - not on the way to the lean program
+    from services.probe.machine import find  # noqa: PLC0415 - not on the way to the lean program
 
     clock = SystemClock()
     sample = once.read_once(find(root, state_dir, clock, Failures()), given, clock)
@@ -94,8 +90,8 @@ def _read_once(root: Path, state_dir: Path, given: Override | None, *, json: boo
 
 
 def _examine(root: Path, state_dir: Path, given: Override | None, *, json: bool) -> None:
-    from services.probe import doctor  # noqa: PLC0415
-    from services.probe.failures import Failures  # noqa: PLC0415
+    from services.probe import doctor  # noqa: PLC0415 - not on the way to the lean program
+    from services.probe.failures import Failures  # noqa: PLC0415 - not on the way to the lean program
 
     logs.configure("probe", level="error")  # What failed is said below, with what to do about it.
     clock, failures = SystemClock(), Failures()

@@ -33,12 +33,12 @@ def run(log_level: str, settings: str) -> int:
     """Probe until told to stop; the exit code."""
     # asyncio does without, and so it must not be there before: OpenSSL weighs 4 MiB, and gRPC brings its own.
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # the import system takes None for "not there"
-    import asyncio  # noqa: PLC0415
+    import asyncio  # noqa: PLC0415 - after OpenSSL is left out
 
-    from services import logs  # noqa: PLC0415
-    from services.probe import process  # noqa: PLC0415
-    from services.probe.identity import IdentityError  # noqa: PLC0415
-    from services.rpc import AddressError  # noqa: PLC0415
+    from services import logs  # noqa: PLC0415 - after OpenSSL is left out
+    from services.probe import process  # noqa: PLC0415 - after OpenSSL is left out
+    from services.probe.identity import IdentityError  # noqa: PLC0415 - after OpenSSL is left out
+    from services.rpc import AddressError  # noqa: PLC0415 - after OpenSSL is left out
 
     logs.configure("probe", level=log_level)
     try:
