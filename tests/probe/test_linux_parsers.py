@@ -139,12 +139,20 @@ def test_v2_names_its_lines_without_total() -> None:
         (b"garbage", None),
         (b"-1\n", None),
         (b"9" * 20, None),
+        (b"9" * 19, None),
+        (b"9223372036854775807\n", 2**63 - 1),
+        (b"9223372036854775808\n", None),
         (b"9223372036854771712\n", 9223372036854771712),
         (b"34359738368\n", 34359738368),
     ],
 )
 def test_a_limit_is_a_positive_number_or_none(text: bytes, limit: int | None) -> None:
     assert cgroup.parse_limit(text) == limit
+
+
+def test_a_limit_above_that_is_past_what_the_kernel_counts_is_none() -> None:
+    assert cgroup.parse_inherited(b"hierarchical_memory_limit 9999999999999999999\n") is None
+    assert cgroup.parse_inherited(b"hierarchical_memory_limit 402653184\n") == 402653184
 
 
 def test_events_are_summed_by_what_they_mean() -> None:

@@ -20,6 +20,9 @@ from services.probe.linux.psi import StallFile
 from services.probe.reading import Stall
 
 _DIGITS_MAX: Final = 19
+_NUMBER_BOUND: Final = 2**63
+"""The kernel counts in 64 bits with a sign; 19 digits can say more."""
+
 _LEVELS_MAX: Final = 32
 """Deeper than any hierarchy that was seen; each level costs a read or two."""
 
@@ -276,7 +279,8 @@ def _count(text: bytes, key: bytes) -> int | None:
 
 def _number(text: bytes) -> int | None:
     digits = text.strip()
-    return int(digits) if digits.isdigit() and len(digits) <= _DIGITS_MAX else None
+    number = int(digits) if digits.isdigit() and len(digits) <= _DIGITS_MAX else None
+    return number if number is None or number < _NUMBER_BOUND else None
 
 
 def _unescaped(field: str) -> str:
