@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, eventually
 
 MODEL = "smollm2-135m"
 
@@ -35,7 +35,7 @@ def own(tmp_path: Path, smollm2_folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def released(shared: Cluster) -> Iterator[Cluster]:
-    """The shared cluster, without an instance of the model before and after."""
+    """The shared cluster, without an instance of the model, or a trace of one in any node's memory, before and after."""
     _release(shared)
     yield shared
     _release(shared)
@@ -46,3 +46,11 @@ def _release(cluster: Cluster) -> None:
     for instance in cluster.state()["state"]["instances"]:
         if instance["state"] not in gone:
             cluster.ullage("release", instance["instance_id"])
+    # What a shard held is in its node's samples until its process is gone and the probe has looked again.
+    eventually("no node holds a shard", lambda: _holds_nothing(cluster), seconds=60)
+
+
+def _holds_nothing(cluster: Cluster) -> bool:
+    state = cluster.state()["state"]
+    released = all(one["state"] == "INSTANCE_STATE_RELEASED" for one in state["instances"])
+    return released and all(int(one["memory"].get("own_bytes", 0)) == 0 for one in state["nodes"])
