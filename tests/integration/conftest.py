@@ -35,7 +35,7 @@ def own(tmp_path: Path, smollm2_folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def released(shared: Cluster) -> Iterator[Cluster]:
-    """The shared cluster, without an instance of the model, or a trace of one in any node's memory, before and after."""
+    """The shared cluster, without an instance of the model or its memory on any node, before and after."""
     _release(shared)
     yield shared
     _release(shared)
