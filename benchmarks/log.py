@@ -37,7 +37,7 @@ from ullage.v1 import (
 
 BATCH_FACTS: Final = 256
 APPEND_BATCHES: Final = 100
-APPEND_ATTEMPTS: Final = 9
+APPEND_ATTEMPTS: Final = 15
 """The best of these counts, ours and the floor's: whoever else uses the disk only ever makes it slower."""
 
 APPLIED_EVENTS: Final = 20_000
@@ -136,8 +136,11 @@ def _log_append_rate(folder: str, name: str, under_way: int) -> float:
         for facts in batches:
             await free.acquire()
             log.append(Append("probe", facts, loop.create_future()))
-        log.close()
+        for _ in range(under_way):
+            await free.acquire()
+        # The last is on disk. The floor's connection is not timed either when it closes, and empties the WAL.
         elapsed = time.perf_counter() - started
+        log.close()
         assert failures == []
         return elapsed
 

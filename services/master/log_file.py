@@ -120,6 +120,14 @@ def _uri_engine(path: Path, parameters: str) -> Engine:
     return engine
 
 
+def driver(connection: Connection) -> sqlite3.Connection:
+    """What is beneath SQLAlchemy's connection."""
+    beneath = connection.connection.driver_connection
+    if not isinstance(beneath, sqlite3.Connection):
+        raise TypeError(f"the log's driver is {type(beneath)}")
+    return beneath
+
+
 @contextmanager
 def _disposed(engine: Engine) -> Iterator[Engine]:
     try:

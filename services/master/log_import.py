@@ -7,6 +7,7 @@ the new log says so.
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import BinaryIO, Final
 
 from google.protobuf.message import DecodeError
 from google.protobuf.proto import parse_length_prefixed
-from sqlalchemy import Connection
 
 from services import log_format
 from services.master import log_file
@@ -38,7 +38,7 @@ def import_events(source: Path, log: Path) -> int:
         log_file.prepare(log)
         engine = log_file.writing_engine(log)
         with engine.connect() as connection, source.open("rb") as file:
-            last = _Importer(connection).take(_events(file))
+            last = _Importer(log_file.driver(connection)).take(_events(file))
         engine.dispose()
     except (ImportFailed, OSError) as error:
         for suffix in ("", "-wal", "-shm", ".lock"):
@@ -61,8 +61,8 @@ def _events(file: BinaryIO) -> Iterator[event_pb2.RecordedEvent]:
 
 
 class _Importer:
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, driver: sqlite3.Connection) -> None:
+        self._driver = driver
         self._hash = b""
         self._sequence = 0
         self._sources: dict[str, tuple[int, int]] = {}
@@ -91,15 +91,16 @@ class _Importer:
 
     def _commit(self, cells: Sequence[int | bytes], *, compacted: bool) -> None:
         self._hash = log_format.chain_hash(self._hash, cells)
-        run = self._connection.exec_driver_sql
-        with self._connection.begin():
+        run = self._driver.execute
+        with self._driver:
+            run("BEGIN IMMEDIATE")
             for name, (number, said) in self._sources.items():
                 run(
                     "INSERT INTO sources (id, name, last_seq) VALUES (?, ?, ?) "
                     "ON CONFLICT (id) DO UPDATE SET last_seq = excluded.last_seq",
                     (number, name, said),
                 )
-            insert(self._connection, cells)
+            insert(self._driver, cells)
             run("INSERT INTO chain (seq, hash) VALUES (?, ?)", (self._sequence, self._hash))
             if compacted:
                 run("INSERT INTO compacted (first_seq, last_seq) VALUES (1, ?)", (self._sequence,))

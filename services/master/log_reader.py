@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from sqlalchemy import Connection, Engine
 
 from services import log_format
+from services.master import log_file
 from ullage.v1 import event_pb2
 
 PAGE_EVENTS: Final = 512
@@ -252,10 +253,7 @@ class LogReader:
         """Write a consistent copy of the log as it is now."""
         # Not VACUUM INTO, which a connection that only reads may not do.
         with self.engine.connect() as connection, closing(sqlite3.connect(path)) as target:
-            source = connection.connection.driver_connection
-            if not isinstance(source, sqlite3.Connection):
-                raise TypeError(f"the log's driver is {type(source)}")
-            source.backup(target)
+            log_file.driver(connection).backup(target)
 
     def sources(self) -> dict[str, int]:
         """The last stored source_sequence of every source."""
