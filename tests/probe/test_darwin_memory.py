@@ -63,7 +63,6 @@ def test_file_backed_and_anonymous_pages_are_those_in_the_queues(name: str) -> N
 @pytest.mark.parametrize("name", COMPLETE)
 def test_every_recorded_machine_is_normal_by_the_kernels_rule(name: str) -> None:
     assert kernel_rule(recorded(name)) == NORMAL
-    assert judge(None, reading(recorded(name), TOTAL_GIB[name] * GIB, None), 0.0).level == NORMAL
 
 
 def figures(made: Reading, level: node_pb2.PressureLevel.ValueType) -> Figures:
@@ -187,12 +186,16 @@ def test_a_level_that_is_none_is_unknown_and_not_made_up_for() -> None:
     assert verdict.reasons[0].detail == "the kernel's pressure level is none of 1, 2 and 4"
 
 
-def test_a_level_that_cannot_be_asked_follows_the_kernels_rule() -> None:
+def test_a_level_that_cannot_be_asked_is_unknown_and_says_what_the_page_counts_would_make_it() -> None:
     pressed = compressed(39499 + 35352 + 3589, 121875)
-    verdict = judge(None, reading(pressed, 8 * GIB, None), 0.0)
-    assert verdict.level == WARNING
-    assert verdict.reasons[0].detail == "by the kernel's own rule"
-    assert judge(None, reading(Pages(), 8 * GIB, None), 0.0).level == UNKNOWN
+    for pages, hint in ((CALM, "NORMAL"), (pressed, "WARNING")):
+        verdict = judge(None, reading(pages, 8 * GIB, None), 0.0)
+        assert (verdict.level, verdict.pressure_pct) == (UNKNOWN, None)
+        assert verdict.reasons[0].detail == (
+            f"the kernel's pressure level cannot be read; by its rule the page counts would make it {hint}"
+        )
+    nothing = judge(None, reading(Pages(), 8 * GIB, None), 0.0)
+    assert (nothing.level, nothing.reasons[0].detail) == (UNKNOWN, "the kernel's pressure level cannot be read")
 
 
 def test_next_to_no_free_memory_is_no_sign() -> None:

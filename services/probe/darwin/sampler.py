@@ -122,7 +122,7 @@ def conclude(seen: Seen, source: node_pb2.MemorySource.ValueType, helper: Macmon
         device_limit_assumed=assumed,
         darwin=Darwin(kernel_level, pages, bounded(seen.numbers.get(sysctl.USABLE), total), seen.is_copy),
         clamped=available is not None and total is not None and available > total,
-        coarse=pages.compressor_bytes is None or kernel_level is None,
+        coarse=pages.compressor_bytes is None,
     )
 
 

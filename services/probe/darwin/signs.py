@@ -5,8 +5,8 @@ Rules this module lives by:
   that is not wired, CRITICAL above 0.657 of it (xnu, doc/vm/memorystatus_notify.md). It has its own hysteresis,
   and stays NORMAL while the machine swaps: so the swap is judged here, and the worse of both counts.
 - Free memory is no sign. macOS keeps next to none free, and is well.
-- A level of the kernel that is none of 1, 2 and 4 makes the level UNKNOWN. Where it cannot be asked, its rule is
-  applied to its page counts.
+- A level of the kernel that is none of 1, 2 and 4, or cannot be asked, makes the level UNKNOWN. What its rule makes
+  of the page counts is then told with the reason, and decides nothing.
 - Swap files are made when they are needed, so what is used of them is held against the RAM and not against them.
 
 The bounds on swap and on the compressor's growth were not measured on a Mac: where each comes from stands with it,
@@ -20,6 +20,7 @@ from typing import Final
 from services.probe.flows import Flows, rise_bytes
 from services.probe.reading import Darwin, Pages, Reading
 from services.probe.signs import CRITICAL, NORMAL, UNKNOWN, WARNING, Level, Reason, gib
+from ullage.v1 import node_pb2
 
 SWAP_WARNING_PCT: Final = 25
 """Swap used, of the RAM. Somebody's rule for a language model on a Mac warns at 25 % of the swap files (continuum
@@ -67,13 +68,12 @@ class DarwinSigns:
     @classmethod
     def of(cls, reading: Reading, darwin: Darwin, flows: Flows, now_s: float) -> DarwinSigns | Reason:
         """The signs of what `darwin` says in `reading`, or the reason why there are none."""
-        pages, kernel = darwin.pages, darwin.kernel_level
-        if kernel is not None and kernel not in _LEVELS:
-            return Reason(UNKNOWN, "kernel_level", "the kernel's pressure level is none of 1, 2 and 4")
-        level, of_whom = (kernel, "the kernel says so") if kernel else (kernel_rule(pages), "by the kernel's own rule")
+        pages, level = darwin.pages, darwin.kernel_level
         if level is None:
-            return Reason(UNKNOWN, "kernel_level", "neither the kernel's level nor its page counts can be read")
-        reasons = [] if level == NORMAL else [Reason(level, "kernel_level", of_whom)]
+            return Reason(UNKNOWN, "kernel_level", _unasked(pages))
+        if level not in _LEVELS:
+            return Reason(UNKNOWN, "kernel_level", "the kernel's pressure level is none of 1, 2 and 4")
+        reasons = [] if level == NORMAL else [Reason(level, "kernel_level", "the kernel says so")]
         total = reading.ram_total_bytes
         if total:
             reasons.extend(_swap_reasons(reading, total))
@@ -96,6 +96,16 @@ class DarwinSigns:
 
     def calm_words(self, level: Level) -> str:
         return "nothing has said so any more"
+
+
+def _unasked(pages: Pages) -> str:
+    """Why there is no level, with what a person can go by who wants the node used all the same."""
+    words = "the kernel's pressure level cannot be read"
+    level = kernel_rule(pages)
+    if level is None:
+        return words
+    name = node_pb2.PressureLevel.Name(level).removeprefix("PRESSURE_LEVEL_")
+    return f"{words}; by its rule the page counts would make it {name}"
 
 
 def _swap_reasons(reading: Reading, total_bytes: int) -> list[Reason]:
