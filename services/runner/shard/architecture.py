@@ -97,23 +97,39 @@ class _Elsewhere:
         return hidden
 
 
-class _Border:
-    """The first or last layer of a rank. The first is given what came before it; what the last made can be taken."""
+class _Here:
+    """A layer of this rank. With `at_once` it is computed while those after it are still being described.
 
-    def __init__(self, layer: Any, dtype: mx.Dtype) -> None:
+    Describing takes a tenth of what computing a token does: one would wait for the other for so long, at every token.
+    """
+
+    def __init__(self, layer: Any, *, at_once: bool) -> None:
         self._layer = layer
-        self._dtype = dtype
-        self.given: mx.array | None = None
-        self.made: mx.array | None = None
+        self._at_once = at_once
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
 
     def __call__(self, hidden: mx.array, *arguments: object, **named: object) -> mx.array:
-        entering = hidden if self.given is None else self.given
-        made: mx.array = self._layer(entering.astype(self._dtype), *arguments, **named)
-        self.made = made
+        made: mx.array = self._layer(hidden, *arguments, **named)
+        if self._at_once:
+            mx.async_eval(made)  # type: ignore[no-untyped-call]  # the runtime says no types of it
         return made
+
+
+class _Border(_Here):
+    """The first or last layer of a rank. The first is given what came before it; what the last made can be taken."""
+
+    def __init__(self, layer: Any, dtype: mx.Dtype, *, at_once: bool) -> None:
+        super().__init__(layer, at_once=at_once)
+        self._dtype = dtype
+        self.given: mx.array | None = None
+        self.made: mx.array | None = None
+
+    def __call__(self, hidden: mx.array, *arguments: object, **named: object) -> mx.array:
+        entering = hidden if self.given is None else self.given
+        self.made = super().__call__(entering.astype(self._dtype), *arguments, **named)
+        return self.made
 
 
 class _Finished:
@@ -153,15 +169,21 @@ def is_left_out(module: Any) -> bool:
 class Pieces:
     """What is left of a model after the cut, and what it computes."""
 
-    def __init__(self, model: Any, cut: Cut, dtype: mx.Dtype) -> None:
-        """The part of `model`, as `build` made it, that `cut` names, computing in `dtype`. Takes `model` apart."""
+    def __init__(self, model: Any, cut: Cut, dtype: mx.Dtype, *, at_once: bool) -> None:
+        """The part of `model`, as `build` made it, that `cut` names, computing in `dtype`. Takes `model` apart.
+
+        With `at_once` each layer is computed as soon as it is described, and not when its results are asked for.
+        """
         self.parts = _parts(model, cut)
         """The arrays of each part of the shard, in the order in which they are computed."""
         path, self._inner, name = _inner(model)
         layers = list(self._inner[name])
         if len(layers) != cut.layers:
             raise UnsupportedModelError(f"the runtime makes {len(layers)} layers of a model that has {cut.layers}")
-        self._first, self._last = (_Border(layers[place], dtype) for place in (cut.first_layer, cut.end_layer - 1))
+        self._at_once = at_once
+        self._first, self._last = (
+            _Border(layers[place], dtype, at_once=at_once) for place in (cut.first_layer, cut.end_layer - 1)
+        )
         if cut.end_layer - cut.first_layer == 1:
             self._last = self._first
         self._cut = cut
@@ -179,7 +201,7 @@ class Pieces:
         if not self._cut.has(place):
             return _Elsewhere(layer)
         borders = {self._cut.end_layer - 1: self._last, self._cut.first_layer: self._first}
-        return borders.get(place, layer)
+        return borders.get(place) or _Here(layer, at_once=self._at_once)
 
     def hidden(self, inputs: mx.array, caches: Sequence[Any]) -> mx.array:
         """The hidden states after this shard's layers; `inputs` are tokens or hidden states, sequence by sequence."""

@@ -57,10 +57,13 @@ class Batches:
         self._group_of: dict[str, _Group] = {}
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
-    async def step(
+    def step(
         self, generation_id: str, position: int, token: int, sampling: runner_service_pb2.SamplingParameters
-    ) -> Sampled:
-        """The token after `token`, the sequence's at `position`. The first call joins a group. Raises RpcError."""
+    ) -> asyncio.Future[Sampled]:
+        """Set out for the token after `token`, the sequence's at `position`. The first call joins a group.
+
+        Whoever is to be told of `token` can be told meanwhile. What is awaited raises RpcError.
+        """
         group = self._group_of.get(generation_id)
         if group is None:
             group = self._group_of[generation_id] = min(self._groups, key=lambda each: len(each.members))
@@ -69,7 +72,7 @@ class Batches:
         found: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
         group.wanted[generation_id] = _Wanted(position, token, sampling, found)
         self._set_out(group)
-        return await found
+        return found
 
     def leave(self, generation_id: str, then: Callable[[], None]) -> None:
         """The answer is over, or nobody wants it: its group does not wait for it any more.
@@ -125,7 +128,9 @@ class Batches:
         def arrived(_: asyncio.Task[None]) -> None:
             group.steps.discard(task)
             for each in ids:
-                self._under_way.pop(each, None)
+                # An answer may have asked for its next token before this is called.
+                if self._under_way.get(each) is task:
+                    del self._under_way[each]
             self._set_out(group)
 
         task.add_done_callback(arrived)
@@ -169,3 +174,5 @@ def _fail(wanted: Sequence[_Wanted], error: Exception) -> None:
     for one in wanted:
         if not one.found.done():
             one.found.set_exception(error)
+            # Or asyncio would complain of an error that nobody saw, for whoever leaves before it is his turn to look.
+            one.found.exception()

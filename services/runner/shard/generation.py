@@ -195,9 +195,11 @@ class Generations:
                 response.summary.CopyFrom(self._summary(answer))
                 yield response
                 return
-            yield response
             position = len(answer.prompt) + answer.generated - 1
-            sampled = await self._batches.step(answer.sequence_id, position, sampled.token_id, answer.sampling)
+            following = self._batches.step(answer.sequence_id, position, sampled.token_id, answer.sampling)
+            # The ranks are at work on the next token while the caller is told of this one.
+            yield response
+            sampled = await following
 
     async def _prefilled(self, answer: _Answer) -> Sampled:
         """Send the prompt through the ranks, as far as it is new, and return the first token of the answer."""

@@ -87,7 +87,8 @@ def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Pr
     elif on_cpu:
         _widen_vectors(model)
     dtype = mx.float32 if on_cpu or form == "float32" else _float_type(model.layers[cut.first_layer])
-    pieces = architecture.Pieces(model, cut, dtype)
+    # A GPU is given a step as a whole: there it was never measured what pieces of one gain.
+    pieces = architecture.Pieces(model, cut, dtype, at_once=on_cpu)
     _evaluate(pieces.parts, progress)
     return ShardModel(pieces, dtype, side_by_side=architecture.admit(config).side_by_side)
 
