@@ -121,24 +121,30 @@ def varint(number: int) -> bytes:
     return bytes(written)
 
 
-def _tag(field_number: int) -> bytes:
-    """What stands before a field of bytes."""
+def tag(field_number: int) -> bytes:
+    """What stands before a field of bytes, and before its length."""
     return varint(field_number << 3 | 2)
 
 
-_EVENT_FACT_TAG: Final = _tag(event_pb2.RecordedEvent.FACT_FIELD_NUMBER)
+_EVENT_FACT_TAG: Final = tag(event_pb2.RecordedEvent.FACT_FIELD_NUMBER)
 
 
-def facts(sequences: Sequence[int], crcs: Sequence[int], payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
-    """`fact` for many rows; nothing is yielded where a checksum does not match."""
+def check(sequences: Sequence[int], crcs: Sequence[int], payloads: Sequence[bytes]) -> None:
+    """Raise CorruptEventError, naming the first, when the bytes of a row are not those that were stored."""
+    if list(map(zlib.crc32, payloads)) == list(crcs):
+        return
+    for sequence, crc, payload in zip(sequences, crcs, payloads, strict=True):
+        if zlib.crc32(payload) != crc:
+            raise CorruptEventError(sequence, "its bytes do not match its checksum")
+
+
+def facts(sequences: Sequence[int], payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
+    """The facts in these rows, which were checked. Raises CorruptEventError, naming the first whose bytes are none."""
     try:
-        if list(map(zlib.crc32, payloads)) == list(crcs):
-            yield from parsed(payloads)
-            return
+        yield from parsed(payloads)
     except DecodeError:
-        pass
-    for row in zip(sequences, crcs, payloads, strict=True):
-        fact(*row)  # One of them raises, with its sequence.
+        for sequence, payload in zip(sequences, payloads, strict=True):
+            fact(sequence, zlib.crc32(payload), payload)
 
 
 def parsed(payloads: Sequence[bytes]) -> Iterator[event_pb2.Fact]:
@@ -169,7 +175,7 @@ class _Frames(dict[int, bytes]):
     """What stands before a message in the field 1 of another, by its length."""
 
     def __missing__(self, length: int) -> bytes:
-        return _tag(1) + varint(length)
+        return tag(1) + varint(length)
 
 
 _FRAMES: Final = _Frames()

@@ -11,18 +11,25 @@ import sqlite3
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
+from itertools import repeat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, CursorResult, Engine
 
 from services import log_format
 from services.master import log_file
 from ullage.v1 import event_pb2
 
-PAGE_EVENTS: Final = 512
+PAGE_EVENTS: Final = 2048
 """Events in a page: some milliseconds, and few enough to stay in the processor's cache."""
+
+READ_BYTES_MAX: Final = 8 << 20
+"""Bytes of facts in a page, and those of few more: a fact can have three million."""
+
+_FETCHED_TOGETHER: Final = 16
+"""Rows fetched before their bytes are counted."""
 
 _SELECT: Final = (
     "SELECT e.seq, e.recorded_at_ns, e.kind, s.name, e.source_seq, e.crc, e.payload "
@@ -47,17 +54,32 @@ class Size(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Rows for a replay, by columns, and the sequence up to which there are no more."""
+    """Rows for a replay, by columns, the sequence up to which there are no more, and when the last was stored."""
 
     reached: int
+    recorded_at_ns: int
     sequences: Sequence[int]
-    times_ns: Sequence[int]
     crcs: Sequence[int]
     payloads: Sequence[bytes]
 
-    def facts(self) -> Iterator[event_pb2.Fact]:
-        """The fact of each row. Raises CorruptEventError when one is not what was stored."""
-        return log_format.facts(self.sequences, self.crcs, self.payloads)
+    def check(self) -> None:
+        """Raise CorruptEventError when a row is not what was stored."""
+        log_format.check(self.sequences, self.crcs, self.payloads)
+
+    def facts(self, at: Sequence[int]) -> Iterator[tuple[int, int, event_pb2.Fact]]:
+        """Of the rows at these places in it the sequence, the time of the page's last, and the fact.
+
+        Raises CorruptEventError where one is none.
+        """
+        sequences, payloads = [self.sequences[index] for index in at], [self.payloads[index] for index in at]
+        return zip(sequences, repeat(self.recorded_at_ns), log_format.facts(sequences, payloads))
+
+
+class Scan(NamedTuple):
+    """Rows that were looked for, and the sequence up to which, or down to which, there are no more."""
+
+    rows: list[log_format.Row]
+    reached: int
 
 
 class LogReader:
@@ -100,14 +122,20 @@ class LogReader:
         limit: int | None = None,
     ) -> list[log_format.Row]:
         """The rows numbered `first` to `last`, both included, of these kinds or of all; at most `limit`."""
-        statement = _SELECT
-        if kinds:
-            statement += f" AND e.kind IN ({', '.join(str(int(kind)) for kind in sorted(kinds))})"
-        statement += f" ORDER BY e.seq {'DESC' if descending else 'ASC'}"
+        statement = _selection(kinds, descending=descending)
         if limit is not None:
             statement += f" LIMIT {limit}"
         with self.engine.connect() as connection:
             return [log_format.Row(*row) for row in connection.exec_driver_sql(statement, (first, last))]
+
+    def scan(self, first: int, last: int, *, kinds: Collection[int] = (), descending: bool = False) -> Scan:
+        """The same, but no more bytes at once than a page has: who wants the rest goes on from where it reached."""
+        with self.engine.connect() as connection:
+            statement = _selection(kinds, descending=descending)
+            fetched, whole = _fetched(connection.exec_driver_sql(statement, (first, last)))
+        rows = list(map(log_format.Row._make, fetched))
+        end = first if descending else last
+        return Scan(rows, end if whole else rows[-1].sequence)
 
     def pages(self, first: int, last: int) -> Iterator[Page]:
         """The rows numbered `first` to `last`: all that a replay needs of them.
@@ -123,28 +151,32 @@ class LogReader:
 
     def _page(self, connection: Connection, first: int, last: int) -> Page:
         end = min(last, first + PAGE_EVENTS - 1)
+        # Of all but the last the time is of no use: a number less for each of millions of rows.
+        recorded_at_ns = connection.exec_driver_sql("SELECT recorded_at_ns FROM events WHERE seq = ?", (end,)).scalar()
         result = connection.exec_driver_sql(
-            "SELECT recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, end)
+            "SELECT crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq", (first, end)
         )
-        # The driver's own tuples, without SQLAlchemy's row around each: a replay reads millions.
-        rows = result.cursor.fetchall()
-        if len(rows) == end - first + 1:
-            return Page(end, range(first, end + 1), *zip(*rows, strict=True))
+        rows, _ = _fetched(result)
+        if recorded_at_ns is not None and len(rows) == end - first + 1:
+            return Page(end, recorded_at_ns, range(first, end + 1), *zip(*rows, strict=True))
         return self._sparse_page(connection, first, last)
 
     def _sparse_page(self, connection: Connection, first: int, last: int) -> Page:
-        rows = connection.exec_driver_sql(
-            "SELECT seq, recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
-            (first, last, PAGE_EVENTS),
-        ).fetchall()
-        reached = rows[-1][0] if len(rows) == PAGE_EVENTS else last
+        statement = (
+            "SELECT seq, recorded_at_ns, crc, payload FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?"
+        )
+        rows, whole = _fetched(connection.exec_driver_sql(statement, (first, last, PAGE_EVENTS)))
+        reached = last if whole and len(rows) < PAGE_EVENTS else rows[-1][0]
         # Asked after the rows: it is moved before the first of them goes.
         mark = _mark(connection) if self._has_retention else 0
         there = {row[0] for row in rows}
         missing = next((each for each in range(max(first, mark + 1), reached + 1) if each not in there), None)
         if missing is not None:
             raise log_format.CorruptEventError(missing, "it is missing")
-        return Page(reached, *zip(*rows, strict=True)) if rows else Page(reached, (), (), (), ())
+        if not rows:
+            return Page(reached, 0, (), (), ())
+        sequences, times_ns, crcs, payloads = zip(*rows, strict=True)
+        return Page(reached, times_ns[-1], sequences, crcs, payloads)
 
     def checkpoint(self, last: int) -> event_pb2.Checkpoint | None:
         """The latest checkpoint at or below `last` that is what was stored; None when there is none."""
@@ -210,14 +242,12 @@ class LogReader:
 
     def stored_rows(self, first: int, last: int) -> Iterator[log_format.StoredRow]:
         """The rows numbered `first` to `last` as they are in the table, page by page."""
+        statement = "SELECT * FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?"
         while first <= last:
             with self.engine.connect() as connection:
-                rows = connection.exec_driver_sql(
-                    "SELECT * FROM events WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?", (first, last, PAGE_EVENTS)
-                ).fetchall()
-            for row in rows:
-                yield tuple(row)
-            if len(rows) < PAGE_EVENTS:
+                rows, whole = _fetched(connection.exec_driver_sql(statement, (first, last, PAGE_EVENTS)))
+            yield from rows
+            if whole and len(rows) < PAGE_EVENTS:
                 return
             first = rows[-1][0] + 1
 
@@ -269,6 +299,29 @@ class LogReader:
                 (after, last),
             )
             return {name: greatest for name, greatest in rows}  # noqa: C416 - mypy knows these to be pairs
+
+
+def _selection(kinds: Collection[int], *, descending: bool) -> str:
+    """The statement for the rows of these kinds, or of all."""
+    of_kinds = f" AND e.kind IN ({', '.join(str(int(kind)) for kind in sorted(kinds))})" if kinds else ""
+    return f"{_SELECT}{of_kinds} ORDER BY e.seq {'DESC' if descending else 'ASC'}"
+
+
+def _fetched(result: CursorResult[Any]) -> tuple[list[Any], bool]:
+    """The rows of a result whose last column is the payload, up to READ_BYTES_MAX; and whether there are no more.
+
+    They are the driver's own tuples, without SQLAlchemy's row around each: a replay reads millions.
+    """
+    rows: list[Any] = []
+    size_bytes = 0
+    with closing(result.cursor) as cursor:
+        while size_bytes < READ_BYTES_MAX:
+            some = cursor.fetchmany(_FETCHED_TOGETHER)
+            if not some:
+                return rows, True
+            rows += some
+            size_bytes += sum([len(row[-1]) for row in some])
+    return rows, False
 
 
 def head(connection: Connection) -> int:

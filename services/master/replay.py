@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import structlog
 
 from services.master.checkpoint import RELEASE, restored
+from services.master.glimpse import glimpsed
 from services.master.log_reader import LogReader
-from services.master.state import State, apply_facts
+from services.master.state import State, apply_facts, lasting
 
 log = structlog.get_logger()
 
@@ -16,10 +17,12 @@ log = structlog.get_logger()
 def fold(reader: LogReader, state: State, last: int) -> Iterator[int]:
     """Apply what follows `state`'s sequence, up to `last`, yielding the sequence reached after each page.
 
-    Raises CorruptEventError at the first event that is not there or not what was stored.
+    Every row is checked, but a sample that leaves nothing behind at the page's end is not read. Raises
+    CorruptEventError at the first page with an event that is not there or not what was stored.
     """
     for page in reader.pages(state.sequence + 1, last):
-        apply_facts(state, zip(page.sequences, page.times_ns, page.facts(), strict=True))
+        page.check()
+        apply_facts(state, page.facts(lasting(glimpsed(page.payloads))))
         state.sequence = page.reached
         yield state.sequence
 

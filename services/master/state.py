@@ -10,10 +10,13 @@ Rules this module lives by:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ullage.v1 import event_pb2, model_pb2, node_pb2
+
+MEMORY_SAMPLED: Final = event_pb2.Fact.MEMORY_SAMPLED_FIELD_NUMBER
 
 GONE_PHASES = frozenset({model_pb2.SHARD_PHASE_FAILED, model_pb2.SHARD_PHASE_UNLOADED})
 """Phases in which a shard's process is gone, and its memory with it."""
@@ -216,6 +219,32 @@ def superseded(state: State, node_id: str | None, samples: int) -> int:
     the one after that; more of them change nothing.
     """
     return max(0, samples - 2) if node_id in state.nodes else 0
+
+
+def lasting(sampled: Sequence[tuple[int, str] | None]) -> list[int]:
+    """Where in a stretch of the log those facts are, in order, that must be applied for all to have been.
+
+    `sampled` says of each fact its kind and its node, where it is a sample, and None where it is anything else. Of a
+    node's memory these are the first sample, which may make the node known, and the last: as in `superseded`, two are
+    enough for what a shard holds. So it is between any two facts that are no samples, since those may be about a shard.
+    """
+    kept: list[int] = []
+    first: dict[str, int] = {}
+    seen: set[str] = set()
+    for index in range(len(sampled) - 1, -1, -1):
+        kind, node_id = sampled[index] or (None, "")
+        if kind != MEMORY_SAMPLED:
+            kept.append(index)
+            if kind is None:
+                kept += first.values()
+                first.clear()
+                seen.clear()
+        elif node_id in seen:
+            first[node_id] = index
+        else:
+            seen.add(node_id)
+            kept.append(index)
+    return sorted((*kept, *first.values()))
 
 
 def _node(state: State, node_id: str) -> NodeRecord:

@@ -35,7 +35,7 @@ from tests.master.facts import (
 )
 from ullage.v1 import event_pb2, model_pb2, state_pb2
 
-NODE_IDS = st.sampled_from(["a", "b", "c"])
+NODE_IDS = st.sampled_from([letter * 32 for letter in "abc"])  # As long as probes make them.
 INSTANCE_IDS = st.sampled_from(["i", "j"])
 BYTES = st.integers(0, 8 * GIB)
 FACTS = st.one_of(
@@ -87,6 +87,9 @@ async def _compare(path: Path, commits: list[list[event_pb2.Fact]]) -> None:
             assert state.sequence == sequence
             assert live.get(sequence, state_hash(state)) == state_hash(state)
         assert state == cluster.state
+        at_once = State()
+        list(fold(cluster.log, at_once, cluster.state.sequence))
+        assert at_once == cluster.state
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -107,10 +110,10 @@ def test_of_samples_one_right_after_the_other_the_superseded_ones_leave_nothing(
 ) -> None:
     whole, short = State(), State()
     events = [(sequence, 10 * sequence, fact) for sequence, fact in enumerate(before, start=1)]
-    samples = [(100 + n, 1000, memory_sampled("a", bytes_)) for n, bytes_ in enumerate(available)]
+    samples = [(100 + n, 1000, memory_sampled("a" * 32, bytes_)) for n, bytes_ in enumerate(available)]
     apply_facts(whole, [*events, *samples])
     apply_facts(short, events)
-    apply_facts(short, samples[superseded(short, "a", len(samples)) :])
+    apply_facts(short, samples[superseded(short, "a" * 32, len(samples)) :])
     assert short == whole
 
 

@@ -34,6 +34,7 @@ from services.master.event_log import (
 from services.master.log_file import LogFileError
 from services.master.log_head import head_path
 from services.master.log_lock import LogLockedError
+from services.master.log_reader import Scan
 from services.master.replay import fold
 from services.master.state import State
 from tests.clocks import FakeClock
@@ -447,3 +448,21 @@ async def test_what_waits_for_the_disk_is_bounded_by_its_bytes(cluster: Cluster)
     assert blocked.result(60)
     # What was taken is stored, and there is room again.
     assert await cluster.append(memory_sampled()) == fitting + 1
+
+
+def test_rows_are_read_up_to_a_number_of_bytes_and_the_rest_after_them(log_path: Path) -> None:
+    large = [node_announced("a", str(number), "x" * (1 << 20)) for number in range(40)]
+    write(log_path, large)
+    log = ReadOnlyLog(log_path)
+    up: list[Scan] = []
+    down: list[Scan] = []
+    while not up or up[-1].reached < 40:
+        up.append(log.scan(up[-1].reached + 1 if up else 1, 40))
+    while not down or down[-1].reached > 1:
+        down.append(log.scan(1, down[-1].reached - 1 if down else 40, descending=True))
+    pages = list(log.pages(1, 40))
+    log.close()
+    assert [row.sequence for scan in up for row in scan.rows] == list(range(1, 41))
+    assert [row.sequence for scan in down for row in scan.rows] == list(range(40, 0, -1))
+    assert [sequence for page in pages for sequence in page.sequences] == list(range(1, 41))
+    assert [len(scan.rows) for scan in up] == [len(page.payloads) for page in pages] == [16, 16, 8]

@@ -32,8 +32,8 @@ PROGRESS_SECONDS: Final = 1.0
 SCAN_EVENTS: Final = 1024
 """Rows read at a time, in one short transaction."""
 
-LIST_SCAN_MAX: Final = 100 * SCAN_EVENTS
-"""Rows looked at for one page of a list; a filter that lets little through gets short pages."""
+LIST_SCANS_MAX: Final = 100
+"""How often rows are read for one page of a list; a filter that lets little through gets short pages."""
 
 REPLAYS_MAX: Final = 2
 """States rebuilt at once; more wait."""
@@ -75,14 +75,15 @@ class EventServicer:
             position = await self._start(request) - 1
             await self._refuse_compacted(request, position + 1, chosen)
             # The backlog of a subscription is bounded: it begins once the log is nearly read.
-            while self._cluster.state.sequence - position > SCAN_EVENTS:
-                events, position = await self._scan(position, position + SCAN_EVENTS, chosen)
-                for response in _responses(events, position):
+            while (there := self._cluster.state.sequence) - position > SCAN_EVENTS:
+                async for response in self._stored(position, there, chosen):
                     yield response
+                position = there
             async with self._cluster.subscribe(chosen.kinds or None) as subscription:
-                events, position = await self._scan(position, self._cluster.state.sequence, chosen)
-                for response in _responses(events, position):
+                there = self._cluster.state.sequence
+                async for response in self._stored(position, there, chosen):
                     yield response
+                position = max(position, there)
                 yield self._progress(position, subscription)
                 async for response in self._live(subscription, position, chosen):
                     yield response
@@ -203,32 +204,40 @@ class EventServicer:
         if first <= mark and samples_wanted and not request.retained:
             raise errors.Compacted(mark + 1)
 
-    async def _scan(self, after: int, last: int, chosen: EventFilter) -> tuple[list[Wire], int]:
-        """The stored events above `after` and up to `last` that pass, and how far was looked."""
-        if last <= after:
-            return [], after
-        return await asyncio.to_thread(self._passing, after + 1, last, chosen), last
+    async def _stored(self, after: int, last: int, chosen: EventFilter) -> AsyncIterator[bytes]:
+        """Messages with the stored events above `after` and up to `last` that pass."""
+        position = after
+        while position < last:
+            end = min(last, position + SCAN_EVENTS)
+            events, position = await asyncio.to_thread(self._passing, position + 1, end, chosen)
+            for response in _responses(events, position):
+                yield response
 
-    def _passing(self, first: int, last: int, chosen: EventFilter, *, descending: bool = False) -> list[Wire]:
-        rows = self._cluster.log.read(first, last, kinds=chosen.kind_numbers, descending=descending)
-        facts = log_format.facts([row.sequence for row in rows], [row.crc for row in rows], [r.payload for r in rows])
-        return [
-            (row.sequence, log_format.wire(row)) for row, fact in zip(rows, facts, strict=True) if chosen.passes(fact)
-        ]
+    def _passing(
+        self, first: int, last: int, chosen: EventFilter, *, descending: bool = False
+    ) -> tuple[list[Wire], int]:
+        """The stored events from `first` to `last` that pass, and how far was looked: large ones are not all read."""
+        rows, reached = self._cluster.log.scan(first, last, kinds=chosen.kind_numbers, descending=descending)
+        sequences, payloads = [row.sequence for row in rows], [row.payload for row in rows]
+        log_format.check(sequences, [row.crc for row in rows], payloads)
+        facts = log_format.facts(sequences, payloads)
+        passing = [row for row, fact in zip(rows, facts, strict=True) if chosen.passes(fact)]
+        return [(row.sequence, log_format.wire(row)) for row in passing], reached
 
     def _page(
         self, first: int, last: int, size: int, chosen: EventFilter, *, descending: bool
     ) -> event_service_pb2.ListEventsResponse:
-        """One page of what lies from `first` to `last`, looking at a bounded number of rows."""
+        """One page of what lies from `first` to `last`, looking at a bounded number of rows, and of bytes."""
         events: list[Wire] = []
-        bound = last - LIST_SCAN_MAX if descending else first + LIST_SCAN_MAX
-        while first <= last and len(events) <= size and (last > bound if descending else first < bound):
-            if descending:
-                events += self._passing(max(first, last - SCAN_EVENTS + 1), last, chosen, descending=True)
-                last -= SCAN_EVENTS
-            else:
-                events += self._passing(first, min(last, first + SCAN_EVENTS - 1), chosen)
-                first += SCAN_EVENTS
+        size_bytes = 0
+        for _ in range(LIST_SCANS_MAX):
+            if first > last or len(events) > size or size_bytes > FACT_BYTES_MAX:
+                break
+            window = (max(first, last - SCAN_EVENTS + 1), last) if descending else (first, first + SCAN_EVENTS - 1)
+            found, reached = self._passing(window[0], min(window[1], last), chosen, descending=descending)
+            first, last = (first, reached - 1) if descending else (reached + 1, last)
+            events += found
+            size_bytes += sum(len(wire) for _, wire in found)
         token = ""
         fitting = next(_together(events, size), [])
         if len(events) > len(fitting):
