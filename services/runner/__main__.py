@@ -6,12 +6,18 @@ import asyncio
 import os
 import signal
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import platformdirs
 import structlog
 import typer
+
+# Off, here and in the shards: gRPC's way of handing each message through four threads, of which two do. It reads this
+# when it is first imported. Another release may know these by other names, or not do without them.
+if metadata.version("grpcio").startswith("1.85."):
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 from services import logs, rpc
 from services.clock import SystemClock

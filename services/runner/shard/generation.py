@@ -197,7 +197,8 @@ class Generations:
                 return
             position = len(answer.prompt) + answer.generated - 1
             following = self._batches.step(answer.sequence_id, position, sampled.token_id, answer.sampling)
-            # The ranks are at work on the next token while the caller is told of this one.
+            # The ranks set out for the next token, and are at work on it while the caller is told of this one.
+            await asyncio.sleep(0)
             yield response
             sampled = await following
 
