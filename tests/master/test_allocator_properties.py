@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.master.allocator import place
+from services.master.allocator import Roster, decide, place, understand
 from services.master.state import State
 from tests.master.facts import instance_released
 from tests.master.given_nodes import (
@@ -261,3 +261,18 @@ def test_force_places_wherever_there_is_a_runner(shape: Shape, nodes: list[Node]
     outcome = place(state_of(nodes, shape.model()), spec(force=True), ())
 
     assert isinstance(outcome, model_pb2.Placement)
+
+
+@LOOK
+@given(shape=shapes, nodes=nodes_of(7, st.integers(0, 60)), speeds=st.lists(st.integers(1, 9), min_size=7, max_size=7))
+def test_the_runners_up_are_the_best_of_all_other_sets(shape: Shape, nodes: list[Node], speeds: list[int]) -> None:
+    fast = [replace(node, speed=100 * speed) for node, speed in zip(nodes, speeds, strict=False)]
+    state = state_of(fast, shape.model())
+
+    few, all_of_them = (
+        decide(Roster(state).survey("m"), understand(state, spec()), spec(), (), runners_up) for runners_up in (3, 200)
+    )
+
+    if isinstance(few, model_pb2.Placement) and isinstance(all_of_them, model_pb2.Placement):
+        assert few.shards == all_of_them.shards
+        assert list(few.alternatives) == list(all_of_them.alternatives)[:3]

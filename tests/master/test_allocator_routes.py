@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.master.allocator import Request, Roster, place, understand
 from services.master.allocator.arrangement import arranged
-from services.master.allocator.case import Case
+from services.master.allocator.case import Case, Fit
 from services.master.allocator.demand import Form, Load, demand
 from services.master.allocator.hops import Way, hops
 from services.master.allocator.problem import Problem
@@ -159,3 +159,37 @@ def test_far_more_nodes_than_are_needed_are_placed_though_the_roomiest_reach_onl
 
     assert isinstance(outcome, model_pb2.Placement), outcome.message
     assert len(outcome.shards) == 3
+
+
+def test_a_required_node_that_can_hold_no_layer_is_no_riddle() -> None:
+    """Sixty nodes of which many do not reach each other would else be tried in every order."""
+    state = state_of([Node(f"n{i:02}", 9 if i else 1) for i in range(60)], model([4, 5] * 40))
+    measured(state, [(f"n{i:02}", f"n{j:02}", None) for i in range(60) for j in range(60) if (i * j) % 3 == 1])
+    request = understand(state, spec(require_node_ids=["n00"]))
+    assert isinstance(request, Request)
+
+    assert Case(Roster(state).survey("m"), request, frozenset(), steps_max=1).fit == Fit(holds=False)
+
+
+def test_layers_that_are_fixed_count_as_what_their_node_holds() -> None:
+    """Three nodes of up to 30 layers and one that gets 5 of them, however large it is, do not hold 100."""
+    state = state_of([Node(f"n{i:02}", 30 if i else 90) for i in range(40)], model([1] * 100))
+    measured(state, [(f"n{i:02}", f"n{j:02}", None) for i in range(40) for j in range(40) if (i + 2 * j) % 7 == 1])
+    fixed = model_pb2.FixedLayers(node_id="n00", layers=5)
+    request = understand(state, spec(fixed_layers=[fixed], max_nodes=4))
+    assert isinstance(request, Request)
+
+    assert Case(Roster(state).survey("m"), request, frozenset(), steps_max=1).fit == Fit(holds=False)
+
+
+def test_what_many_nodes_lack_beside_the_few_that_hold_a_model_alone() -> None:
+    """The fastest nodes have next to nothing free: those that hold it alone are each other's runners-up."""
+    busy = [Node(f"a{i:02}", 2 * GB, speed=900e9) for i in range(60)]
+    roomy = [Node(f"b{i}", 80 * GB, speed=(400 - i) * 1e9) for i in range(5)]
+    state = state_of([*busy, *roomy], model(even(40 * GB, 40)))
+
+    outcome = place(state, spec(max_nodes=1), ())
+
+    assert isinstance(outcome, model_pb2.Placement), outcome.message
+    assert [shard.node_id for shard in outcome.shards] == ["b0"]
+    assert [each.shards[0].node_id for each in outcome.alternatives] == ["b1", "b2", "b3"]

@@ -23,6 +23,8 @@ def arranged(problem: Problem, *, most: bool) -> Arrangement:
     """An order of candidates that holds the model, if there is one; of many, the fewest or the `most` found."""
     if problem.size_max < problem.size_min or _too_little(problem):
         return Arrangement(None)
+    if not all(problem.candidates[i].of_use for i in problem.required):
+        return Arrangement(None)
     if problem.holding is not None and not most:
         return Arrangement(problem.holding)
     counted = not problem.required and problem.hops.open

@@ -11,15 +11,15 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from services.master.allocator.capacity import NEEDED_BYTES_MAX, ROOM_BYTES_MAX
-from services.master.allocator.demand import Demand, demand
+from services.master.allocator.capacity import ROOM_BYTES_MAX
+from services.master.allocator.demand import Demand
 from services.master.allocator.ranges import Candidate
 from services.master.allocator.request import WHOLE_TENTHS, Request
 from services.master.allocator.roster import Bools, Floats, Ints, Known, Survey
@@ -42,8 +42,7 @@ class View:
 AS_THEY_ARE: Final = View()
 
 
-@dataclass(frozen=True, eq=False)
-class Budget:
+class Budget(NamedTuple):
     """A node as the allocator sees it for one request."""
 
     node_id: str
@@ -118,28 +117,30 @@ class Budgets:
     def __len__(self) -> int:
         return len(self.survey.node_ids)
 
-    def __getitem__(self, row: int) -> Budget:
-        """The budget of the node in `row`."""
-        survey = self.survey
-        form, left_out = int(survey.form[row]), int(self.left_out[row])
-        return Budget(
-            node_id=survey.node_ids[row],
-            name=survey.names[row],
-            friendly_name=survey.friendly_names[row],
-            level=node_pb2.PressureLevel.ValueType(int(survey.levels[row])),
-            left_out=model_pb2.Exclusion.ValueType(left_out) if left_out else None,
-            ram_total_bytes=_figure(survey.ram_total, row),
-            available_bytes=_figure(self.available, row),
-            promised_bytes=int(self.promised_bytes[row]),
-            overhead_bytes=int(survey.overhead_bytes[row]),
-            device_limit_bytes=_figure(survey.device_limit, row),
-            device_free_bytes=max(0, int(survey.device_free.bytes[row])) if survey.device_free.known[row] else None,
-            device_room_bytes=int(self.device_room_bytes[row]) if self._on_device[row] else None,
-            budget_bytes=int(self.room_bytes[row]) if self.available.known[row] else None,
-            tenths=int(self.tenths[row]),
-            layers_max=int(self.layers_max[row]),
-            demand=self.demands[form] if form >= 0 else None,
+    def of(self, rows: Sequence[int]) -> list[Budget]:
+        """The budgets of the nodes in `rows`, made of each column at once."""
+        survey, room_known = self.survey, self.available.known
+        free = Known(np.maximum(0, survey.device_free.bytes), survey.device_free.known)
+        columns = zip(
+            [survey.node_ids[row] for row in rows],
+            [survey.names[row] for row in rows],
+            [survey.friendly_names[row] for row in rows],
+            survey.levels[rows].tolist(),
+            [left_out or None for left_out in self.left_out[rows].tolist()],
+            _figures(survey.ram_total, rows),
+            _figures(self.available, rows),
+            self.promised_bytes[rows].tolist(),
+            survey.overhead_bytes[rows].tolist(),
+            _figures(survey.device_limit, rows),
+            _figures(Known(self.device_room_bytes, self._on_device), rows),
+            _figures(free, rows),
+            _figures(Known(self.room_bytes, room_known), rows),
+            self.tenths[rows].tolist(),
+            self.layers_max[rows].tolist(),
+            [self.demands[form] if form >= 0 else None for form in survey.form[rows].tolist()],
+            strict=True,
         )
+        return list(map(Budget._make, columns))
 
     @cached_property
     def weighed(self) -> Ints:
@@ -168,7 +169,8 @@ class Budgets:
     @cached_property
     def demands(self) -> list[Demand]:
         """The demand on nodes of each form, worked out once for all of them."""
-        return [demand(self.request.model, form, self.request.load) for form in self.survey.forms]
+        request = self.request
+        return [self.survey.demands.of(request.model, form, request.load) for form in self.survey.forms]
 
     @cached_property
     def speeds(self) -> Floats:
@@ -252,9 +254,8 @@ class Budgets:
         """The most layers each could hold between two others."""
         most = np.zeros(len(self), dtype=np.int64)
         for index, needs in enumerate(self.demands):
-            windows = np.array([min(NEEDED_BYTES_MAX, each + needs.working_bytes) for each in needs.least_window_bytes])
             rows = self.survey.form == index
-            most[rows] = np.maximum(0, np.searchsorted(windows, self.room_bytes[rows], side="right") - 1)
+            most[rows] = np.maximum(0, np.searchsorted(needs.inner_bytes, self.room_bytes[rows], side="right") - 1)
         return most
 
     @cached_property
@@ -339,5 +340,6 @@ class Budgets:
         return credit
 
 
-def _figure(column: Known, row: int) -> int | None:
-    return int(column.bytes[row]) if column.known[row] else None
+def _figures(column: Known, rows: Sequence[int]) -> list[int | None]:
+    known = column.known[rows].tolist()
+    return [figure if said else None for figure, said in zip(column.bytes[rows].tolist(), known, strict=True)]

@@ -19,14 +19,11 @@ from typing import Final
 
 import numpy as np
 
-from services.master.allocator.demand import Demand
+from services.master.allocator.demand import NEEDED_BYTES_MAX, Demand
 from services.master.allocator.problem import Members
 
 ROOM_BYTES_MAX: Final = 2**60
 """More than any node has; larger claims count as this, so that sums of some columns never overflow."""
-
-NEEDED_BYTES_MAX: Final = 2**61
-"""No need is counted as larger: more than any room, and small enough for sums not to overflow."""
 
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 Pairs = np.ndarray[tuple[int, int], np.dtype[np.int64]]

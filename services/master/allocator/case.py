@@ -58,7 +58,7 @@ class Case:
     @cached_property
     def nodes(self) -> tuple[Budget, ...]:
         """Every node, by id."""
-        return tuple(self.budgets[row] for row in range(len(self.budgets)))
+        return tuple(self.budgets.of(range(len(self.budgets))))
 
     @cached_property
     def weighed(self) -> tuple[Budget, ...]:

@@ -15,7 +15,10 @@ import numpy as np
 from services.master.allocator.ranges import Candidate
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
-"""What it costs that a rank gets the layers from a start to an end; infinite where it cannot hold them."""
+"""What it costs that a rank gets the layers from a start to an end; infinite where it cannot hold them.
+
+A first rank's has one row, since it starts with the first layer, and a last rank's one column.
+"""
 
 SHARE_WEIGHT: Final = 1e-6
 """How much shares count against time: enough to choose between equal times, too little to be felt."""
@@ -23,7 +26,8 @@ SHARE_WEIGHT: Final = 1e-6
 
 def cut_by_shares(order: Sequence[Candidate]) -> tuple[int, ...] | None:
     """The ends of each rank's layers that come closest to its share; None when the order cannot hold the model."""
-    return _cut([_fitting(order, rank, costs) for rank, costs in enumerate(_share_costs(order))], bottleneck=False)
+    stages = [_fitting(order, rank, costs) for rank, costs in enumerate(_share_costs(order))]
+    return _cut(stages, order[0].layers, bottleneck=False)
 
 
 def cut_by_time(order: Sequence[Candidate], *, bottleneck: bool) -> tuple[int, ...] | None:
@@ -33,10 +37,11 @@ def cut_by_time(order: Sequence[Candidate], *, bottleneck: bool) -> tuple[int, .
     """
     stages = []
     for rank, shares_missed in enumerate(_share_costs(order)):
-        seconds = _differences(order[rank].second_sums)
-        seconds[:, -1] += order[rank].head_seconds
+        seconds = _differences(order, rank, order[rank].second_sums)
+        if rank == len(order) - 1:
+            seconds += order[rank].head_seconds
         stages.append(_fitting(order, rank, seconds * (1 + SHARE_WEIGHT * shares_missed)))
-    return _cut(stages, bottleneck=bottleneck)
+    return _cut(stages, order[0].layers, bottleneck=bottleneck)
 
 
 def stage_seconds(candidate: Candidate, start: int, end: int) -> float:
@@ -45,20 +50,20 @@ def stage_seconds(candidate: Candidate, start: int, end: int) -> float:
     return seconds + candidate.head_seconds if end == candidate.layers else seconds
 
 
-def _cut(stages: Sequence[Matrix], *, bottleneck: bool) -> tuple[int, ...] | None:
+def _cut(stages: Sequence[Matrix], layers: int, *, bottleneck: bool) -> tuple[int, ...] | None:
     """The ends with the least cost; of equally good ones those that give earlier ranks more."""
-    last = len(stages[0]) - 1
     best = stages[0][0]
     starts = []
     for stage in stages[1:]:
         total = np.maximum(best[:, None], stage) if bottleneck else best[:, None] + stage
-        starts.append(last - total[::-1].argmin(axis=0))
-        best = np.take_along_axis(total, starts[-1][None], axis=0)[0]
-    if not np.isfinite(best[last]):
+        starts.append(len(total) - 1 - total[::-1].argmin(axis=0))
+        best = total.min(axis=0)
+    if not np.isfinite(best[-1]):
         return None
-    ends = [last]
+    ends, place = [layers], -1
     for before in reversed(starts):
-        ends.append(int(before[ends[-1]]))
+        place = int(before[place])
+        ends.append(place)
     return tuple(reversed(ends))
 
 
@@ -67,11 +72,11 @@ def _fitting(order: Sequence[Candidate], rank: int, costs: Matrix) -> Matrix:
     candidate, last = order[rank], order[rank].layers
     fits = np.zeros(costs.shape, dtype=bool)
     if len(order) == 1:
-        fits[0, last] = candidate.alone
+        fits[0, -1] = candidate.alone
     elif rank == 0:
         fits[0, candidate.first_low : candidate.first_high + 1] = True
     elif rank == len(order) - 1:
-        fits[candidate.last_low : candidate.last_high + 1, last] = True
+        fits[candidate.last_low : candidate.last_high + 1, -1] = True
     else:
         starts, ends = np.arange(last)[:, None], np.arange(last)
         low, high = (starts + 1, np.array(candidate.farthest)[:, None])
@@ -85,13 +90,16 @@ def _fitting(order: Sequence[Candidate], rank: int, costs: Matrix) -> Matrix:
 def _share_costs(order: Sequence[Candidate]) -> list[Matrix]:
     """For each rank how far its part of the layers is from its share."""
     return [
-        (_differences(candidate.demand.layer_array) / candidate.demand.layer_array[-1] - part) ** 2
-        for candidate, part in zip(order, shares(order), strict=True)
+        (_differences(order, rank, order[rank].demand.layer_array) / order[rank].demand.layer_array[-1] - part) ** 2
+        for rank, part in enumerate(shares(order))
     ]
 
 
-def _differences(sums: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Matrix:
-    return sums[None, :] - sums[:, None]
+def _differences(order: Sequence[Candidate], rank: int, sums: np.ndarray[tuple[int], np.dtype[np.float64]]) -> Matrix:
+    """What lies between each start and each end that the rank can have."""
+    starts = sums[:1] if rank == 0 else sums
+    ends = sums[-1:] if rank == len(order) - 1 else sums
+    return ends[None, :] - starts[:, None]
 
 
 def shares(order: Sequence[Candidate]) -> list[float]:

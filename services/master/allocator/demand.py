@@ -37,6 +37,12 @@ FLOPS_PER_PARAMETER: Final = 2
 
 UINT64_MAX: Final = 2**64 - 1
 
+NEEDED_BYTES_MAX: Final = 2**61
+"""No need is counted as larger: more than any room, and small enough for sums not to overflow."""
+
+DEMANDS_KEPT_MAX: Final = 64
+"""How many demands are kept from one decision to the next."""
+
 Sums = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
@@ -154,6 +160,11 @@ class Demand:
             min(after - before for before, after in zip(sums, sums[count:], strict=False)) for count in range(len(sums))
         )
 
+    @cached_property
+    def inner_bytes(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """What a shard between two others takes at least with n layers, for n from 0 on."""
+        return np.array([min(NEEDED_BYTES_MAX, each + self.working_bytes) for each in self.least_window_bytes])
+
     @property
     def layers(self) -> int:
         """How many layers the model has."""
@@ -226,6 +237,26 @@ def demand(model: model_pb2.Model, form: Form, load: Load) -> Demand:
         activation_bytes=model.hidden_size * form.element_bytes,
         prompt_tokens=load.prompt_tokens,
     )
+
+
+class Demands:
+    """Demands that were worked out before; what is in it changes nothing but the time they take."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, Form, Load], tuple[model_pb2.Model, Demand]] = {}
+
+    def of(self, model: model_pb2.Model, form: Form, load: Load) -> Demand:
+        """What `model` takes on nodes of `form` under `load`."""
+        key = model.model_id, form, load
+        kept = self._kept.get(key)
+        # A model that is registered again is another message under the same id.
+        if kept is not None and kept[0] is model:
+            return kept[1]
+        found = demand(model, form, load)
+        if len(self._kept) >= DEMANDS_KEPT_MAX:
+            self._kept.clear()  # In one step, since decisions in other threads look here meanwhile.
+        self._kept[key] = model, found
+        return found
 
 
 def least_bytes(demands: Iterable[Demand]) -> int:

@@ -10,7 +10,7 @@ Rules this module lives by:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
@@ -24,7 +24,13 @@ from services.master.allocator.spans import Costs, Spans, spans
 EXACT_NODES_MAX: Final = 8
 """Sets of up to so many nodes are decided exactly: the rows of the recursion double with each node more."""
 
+NOT_EQUAL: Final = 1 + 1e-7
+"""Costs that differ by a larger factor are not equal, however they came about and were rounded."""
+
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+Row = tuple[Members, int, int]
+"""A set, the node it begins with, the node it ends with."""
 
 
 class Best(NamedTuple):
@@ -36,46 +42,81 @@ class Best(NamedTuple):
     """Its row among those of its size."""
 
 
+class Ended(NamedTuple):
+    """The sets of a size, each at its best."""
+
+    costs: Costs
+    """Infinite where a set cannot hold the model, or is not what is asked for."""
+    rows: Indices
+
+
 @dataclass(frozen=True, eq=False)
 class Level:
     """The rows of all sets of one size: a set, the node it begins with, the node it ends with."""
 
-    masks: Indices
     firsts: Indices
     lasts: Indices
     sources: Indices
     """For each row those of the size below without its last node."""
+    without_last: Indices
+    """For each row the place, among the sets of the size below, of its set without its last node."""
+    members: list[Members]
+    """The sets."""
+    within: Bools
+    """For each set, which nodes are in it."""
+    rows: Indices
+    """For each set, its rows."""
 
 
 @lru_cache(maxsize=EXACT_NODES_MAX)
 def levels(nodes: int) -> tuple[Level, ...]:
     """The rows for so many nodes, by the size of the set from 1 on."""
     singles = np.arange(nodes)
-    found = [Level(1 << singles, singles, singles, np.empty((nodes, 0), dtype=np.intp))]
-    places = {(1 << node, node, node): node for node in range(nodes)}
+    alone: list[Members] = [(node,) for node in range(nodes)]
+    nothing = np.empty((nodes, 0), dtype=np.intp)
+    found = [Level(singles, singles, nothing, singles, alone, np.eye(nodes, dtype=np.bool_), singles[:, None])]
+    places = {(members, members[0], members[0]): place for place, members in enumerate(alone)}
     for size in range(2, nodes + 1):
         rows = [
-            (sum(1 << node for node in members), first, last)
+            (members, first, last)
             for last in range(nodes)
             for members in combinations(range(nodes), size)
             if last in members
             for first in members
             if first != last
         ]
-        before = [
-            [places[mask ^ 1 << last, first, node] for node in _befores(mask ^ 1 << last, first)]
-            for mask, first, last in rows
-        ]
-        masks, firsts, lasts = np.array(rows).T
-        found.append(Level(masks, firsts, lasts, np.array(before)))
+        found.append(_level(rows, places, found[-1]))
         places = {row: place for place, row in enumerate(rows)}
     return tuple(found)
 
 
-def _befores(mask: int, first: int) -> list[int]:
+def _level(rows: list[Row], places: Mapping[Row, int], below: Level) -> Level:
+    """The level with these rows, above one whose rows stand in `places`."""
+    others = [(_without(members, last), first) for members, first, last in rows]
+    sets = {members: place for place, members in enumerate(below.members)}
+    sources = [[places[rest, first, node] for node in _befores(rest, first)] for rest, first in others]
+    members = sorted({row[0] for row in rows})
+    of_set: dict[Members, list[int]] = {each: [] for each in members}
+    for place, row in enumerate(rows):
+        of_set[row[0]].append(place)
+    return Level(
+        firsts=np.array([first for _, first, _ in rows]),
+        lasts=np.array([last for *_, last in rows]),
+        sources=np.array(sources),
+        without_last=np.array([sets[rest] for rest, _ in others]),
+        members=members,
+        within=np.array([[node in each for node in range(below.within.shape[1])] for each in members]),
+        rows=np.array(list(of_set.values())),
+    )
+
+
+def _without(members: Members, last: int) -> Members:
+    return tuple(node for node in members if node != last)
+
+
+def _befores(members: Members, first: int) -> Members:
     """The nodes that can stand last in a set that begins with `first`."""
-    others = [node for node in range(mask.bit_length()) if mask >> node & 1 and node != first]
-    return others or [first]
+    return _without(members, first) or (first,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,17 +131,21 @@ class Exact:
     size: int = 0
     """1 where fewer nodes are better before anything else, -1 where more are."""
     tolerance: float = 1.0
-    """Sets that cost no more than the best over this are of interest too."""
+    """Sets that cost no more than another of interest over this are of interest too; 0 where all are."""
     limit: float = float("inf")
     """For `bottleneck`, a set with a longer stage is of no interest."""
+    wanted: int = 1
+    """How many of the best sets are of interest."""
 
     @cached_property
     def sets(self) -> list[Best]:
-        """The sets that can hold the model and respect the request, the least cost first.
-
-        All of them but for sizes above which none can be better.
-        """
-        return sorted(best for level in self._finished for best in level)
+        """The sets of interest that can hold the model and respect the request, the least cost first."""
+        worst = np.inf if self.size else self._worst_of_interest(self._finished)
+        return sorted(
+            Best(float(ended.costs[place]), level.members[place], int(ended.rows[place]))
+            for level, ended in zip(self._levels, self._finished, strict=False)
+            for place in np.flatnonzero((ended.costs <= worst) & np.isfinite(ended.costs)).tolist()
+        )
 
     def order(self, best: Best) -> Members:
         """The order in which the set is at its best."""
@@ -166,61 +211,77 @@ class Exact:
         return self._solved[1]
 
     @cached_property
-    def _finished(self) -> list[list[Best]]:
+    def _finished(self) -> list[Ended]:
         return self._solved[2]
 
     @cached_property
-    def _solved(self) -> tuple[list[Costs], list[Costs], list[list[Best]]]:
+    def _solved(self) -> tuple[list[Costs], list[Costs], list[Ended]]:
         """For each size: what its rows cost up to each boundary, the same before their last node, and its sets."""
-        reached = [self._spans.first]
+        reached: list[Costs] = [self._spans.first]
         bases: list[Costs] = []
-        finished = [self._alone() if self.problem.size_min == 1 else []]
-        for size in range(2, len(self._levels) + 1):
-            level, below = self._levels[size - 1], self._levels[size - 2]
-            hop = self._onward[below.lasts[level.sources], level.lasts[:, None]]
-            base = self._spans.join(reached[-1][level.sources], hop[:, :, None]).min(axis=1)
-            bases.append(base)
-            finished.append(self._ended(level, base) if size >= self.problem.size_min else [])
-            if size < len(self._levels):
-                reached.append(self._spans.inner(base, level.lasts))
-                if self._no_better(reached[-1], finished):
-                    break
+        finished = [self._alone()]
+        alone = self._levels[0]
+        rows = self._worth_going_on(reached[0], alone, alone.lasts, finished)
+        for level, below in zip(self._levels[1:], self._levels, strict=False):
+            rows = np.flatnonzero(np.isin(level.sources, rows).any(axis=1))
+            hop = self._onward[below.lasts[level.sources[rows]], level.lasts[rows, None]]
+            before = self._spans.join(reached[-1][level.sources[rows]], hop[:, :, None]).min(axis=1)
+            bases.append(_spread(before, rows, level))
+            finished.append(self._ended(level, before, rows))
+            worth = self._worth_going_on(before, below, level.without_last[rows], finished)
+            rows = rows[worth]
+            reached.append(_spread(self._spans.inner(before[worth], level.lasts[rows]), rows, level))
+            if not rows.size:
+                break
         return reached, bases, finished
 
-    def _no_better(self, reached: Costs, finished: list[list[Best]]) -> bool:
-        """No set that goes on from what was `reached` can be better than the best that is finished."""
-        costs = [best.cost for level in finished for best in level]
-        if not costs or self.size < 0:
-            return False
-        ahead = 0.0 if self.bottleneck else self._least_ahead
-        return self.size > 0 or bool((reached + ahead).min() * self.tolerance >= min(costs))
+    def _worth_going_on(self, reached: Costs, level: Level, places: Indices, finished: list[Ended]) -> Indices:
+        """The rows of `reached` from which sets of interest may come, were others than their nodes to hold the rest.
+
+        `places` says of each row which set of `level` its nodes are.
+        """
+        worst = self._worst_of_interest(finished)
+        if worst == np.inf:
+            return np.arange(len(reached))
+        ahead = self._spans.join(self._spans.ahead_beside(level.within), self._least_hops)
+        return np.flatnonzero(self._spans.join(reached, ahead[places]).min(axis=1) <= worst)
+
+    def _worst_of_interest(self, finished: list[Ended]) -> float:
+        """Larger sets that cost more are of no interest."""
+        costs = np.concatenate([ended.costs for ended in finished])
+        if self.size > 0 and np.isfinite(costs).sum() >= self.wanted:
+            return -np.inf
+        if not self.timed or self.size or not self.tolerance or len(costs) < self.wanted:
+            return np.inf
+        return float(np.partition(costs, self.wanted - 1)[self.wanted - 1]) * NOT_EQUAL / self.tolerance
 
     @cached_property
-    def _least_ahead(self) -> Costs:
-        """What is spent at least from each boundary on: on the fastest node, over the quickest way."""
-        return np.asarray(self._spans.ahead + self._onward.min() + self._back.min())
+    def _least_hops(self) -> float:
+        """What the ways on to others and back cost at least."""
+        return float(self._spans.join(self._onward.min(), self._back.min()))
 
-    def _alone(self) -> list[Best]:
-        costs = enumerate(self._spans.alone.tolist())
-        return [Best(cost, (i,), i) for i, cost in costs if cost < np.inf and self._required in {0, 1 << i}]
+    def _alone(self) -> Ended:
+        level = self._levels[0]
+        return Ended(self._respecting(level, self._spans.alone), level.lasts)
 
-    @cached_property
-    def _required(self) -> int:
-        return _mask(self.problem.required)
+    def _ended(self, level: Level, before: Costs, rows: Indices) -> Ended:
+        """The best row of each set of a size, of these rows."""
+        lasts = level.lasts[rows]
+        ended = self._spans.join(self._spans.finish(before, lasts), self._back[lasts, level.firsts[rows]])
+        costs = _spread(ended, rows, level)
+        best = costs[level.rows].argmin(axis=1)
+        best_rows = np.take_along_axis(level.rows, best[:, None], axis=1)[:, 0]
+        return Ended(self._respecting(level, costs[best_rows]), best_rows)
 
-    def _ended(self, level: Level, base: Costs) -> list[Best]:
-        """The best row of each set of a size, where there is one that holds the model."""
-        costs = self._spans.join(self._spans.finish(base, level.lasts), self._back[level.lasts, level.firsts])
-        order = np.lexsort((np.arange(len(costs)), costs, level.masks))
-        _, heads = np.unique(level.masks[order], return_index=True)
-        best = order[heads]
-        best = best[np.isfinite(costs[best]) & (level.masks[best] & self._required == self._required)]
-        return [Best(float(costs[row]), _members(int(level.masks[row])), int(row)) for row in best]
-
-
-def _mask(members: Sequence[int]) -> int:
-    return sum(1 << i for i in members)
+    def _respecting(self, level: Level, costs: Costs) -> Costs:
+        """The costs of a level's sets, infinite where the request asks for other ones."""
+        if len(level.members[0]) < self.problem.size_min:
+            return np.full_like(costs, np.inf)
+        return np.where(level.within[:, self.problem.required].all(axis=1), costs, np.inf)
 
 
-def _members(mask: int) -> Members:
-    return tuple(i for i in range(mask.bit_length()) if mask >> i & 1)
+def _spread(costs: Costs, rows: Indices, level: Level) -> Costs:
+    """`costs` of some rows as those of all rows of the level; infinite for the others."""
+    everyone = np.full((len(level.lasts), *costs.shape[1:]), np.inf)
+    everyone[rows] = costs
+    return everyone

@@ -53,7 +53,7 @@ def _shown(case: Case, solutions: Sequence[Solution]) -> list[Budget]:
     weighty = np.flatnonzero(weights >= least)
     by_weight = weighty[np.lexsort((weighty, -weights[weighty]))][:NODES_SHOWN_MAX].tolist()
     shown = [*used, *(row for row in by_weight if row not in used)][: max(NODES_SHOWN_MAX, len(used))]
-    return [budgets[row] for row in sorted(shown)]
+    return budgets.of(sorted(shown))
 
 
 def _shards(solution: Solution, nodes: Sequence[Budget]) -> list[model_pb2.Shard]:

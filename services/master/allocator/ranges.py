@@ -129,11 +129,17 @@ class Candidate:
     @cached_property
     def most_layers(self) -> int:
         """The most layers it could hold between two others."""
-        demand = self.demand
-        if demand.smallest_layer_bytes == demand.largest_layer_bytes:
-            room = max(0, self.room_bytes - demand.working_bytes)
-            return min(demand.layers, room // demand.largest_layer_bytes)
-        return max(0, bisect_right(demand.least_window_bytes, self.room_bytes - demand.working_bytes) - 1)
+        room = self.room_bytes - self.demand.working_bytes
+        most = max(0, bisect_right(self.demand.least_window_bytes, room) - 1)
+        if self.layers_fixed is None:
+            return most
+        return self.layers_fixed if self.layers_fixed <= most else 0
+
+    @property
+    def of_use(self) -> bool:
+        """There are layers it can hold, alone or in some place among others."""
+        inner = _ones(1, self.layers - 1)
+        return bool(self.alone or self.first_ends or self.last_starts or self.ends_from(inner))
 
     @cached_property
     def farthest(self) -> tuple[int, ...]:

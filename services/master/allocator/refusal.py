@@ -89,7 +89,7 @@ def refuse(case: Case) -> model_pb2.Refusal:
         offered_bytes=min(offered, UINT64_MAX),
         nodes=[budget.message() for budget in case.nodes],
         remedies=remedies,
-        retryable=_retryable(case),
+        retryable=_retryable(replace(case, steps_max=REMEDY_STEPS_MAX)),
         decided_at_sequence=case.survey.sequence,
     )
 
@@ -346,9 +346,12 @@ def _left_out(case: Case) -> Iterator[model_pb2.Remedy]:
 
 
 def _retryable(case: Case) -> bool:
-    """The nodes as they are could hold it, were their memory free: what is in the way may pass."""
+    """The nodes as they are could hold it, or might, were their memory free: what is in the way may pass."""
+    if not len(case.budgets):
+        return True
     lifted = case.seen(View(lifted=True))
-    return not len(case.budgets) or lifted.fit_in(_whole_rooms(lifted.budgets)).holds
+    whole = lifted.fit_in(_whole_rooms(lifted.budgets))
+    return whole.holds or not whole.proved
 
 
 def _whole_rooms(budgets: Budgets) -> Ints:

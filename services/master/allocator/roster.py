@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from services.master.allocator.capacity import ROOM_BYTES_MAX
-from services.master.allocator.demand import Form, form_of
+from services.master.allocator.demand import Demands, Form, form_of
 from services.master.allocator.hops import Way, Ways, way
 from services.master.state import InstanceRecord, NodeRecord, State
 from ullage.v1 import model_pb2, node_pb2
@@ -118,6 +118,8 @@ class Survey:
     instances: Mapping[str, InstanceRecord]
     rows: Mapping[str, int]
     """Each node's row."""
+    demands: Demands
+    """What models take, as far as it was worked out."""
 
     def as_stored(self) -> Survey:
         """The same nodes, of which those that can hold weights as stored do; itself where none can.
@@ -232,6 +234,7 @@ class Roster:
     _links_seen: int = -1
     _forms: dict[Form, int] = field(default_factory=dict)
     _models: dict[str, Bools] = field(default_factory=dict)
+    _demands: Demands = field(default_factory=Demands)
 
     def survey(self, model_id: str) -> Survey:
         """The nodes as they are now, and which have the model."""
@@ -263,6 +266,7 @@ class Roster:
             blocked=dict(self._blocked),
             instances=self.state.instances,
             rows=self._rows,
+            demands=self._demands,
         )
 
     def _refresh(self) -> None:
@@ -283,6 +287,8 @@ class Roster:
         """Take over what these nodes have measured since, and whom they do not reach."""
         for row in rows:
             links, taken = self._records[row].links, self._links.get(row, {})
+            if self.among is not None:
+                links = {to: links[to] for to in self.among & links.keys()}
             fresh = {to: way(link) for to, link in links.items() if taken.get(to) is not link}
             if not fresh:
                 continue

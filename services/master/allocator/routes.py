@@ -23,6 +23,9 @@ from services.master.allocator.ranges import Candidate, boundaries
 NODES_MAX: Final = 512
 """Among more nodes nothing is tried: to tell them apart alone takes too long."""
 
+STEP_NODES: Final = 16
+"""With so many nodes more a step takes as long as one more among few."""
+
 RANKS_MAX: Final = 256
 """Longer orders are not tried: one call within the other for each rank, and the stack has an end."""
 
@@ -101,7 +104,7 @@ class Routes:
         """The boundaries that each next node can end at, with the node; those that get farthest first."""
         reached = ((self.candidates[i].ends_from(ends), i) for i in self._unlike(boundaries(ahead)))
         for farther, i in sorted(reached, key=lambda each: (-each[0].bit_length(), each[1])):
-            self._steps += 1
+            self._steps += self._step
             if self._steps > self.problem.steps_max:
                 raise _GivenUpError
             place = (0, used | 1 << i, 0) if self._open else (first, used | 1 << i, i)
@@ -118,24 +121,27 @@ class Routes:
         rest = ~used & self._everyone
         if not self._open:
             rest &= self._spread(last, self._reach, rest) & self._spread(first, self._reached_from, rest)
-        if self._required & ~used & ~rest:
+        must = self._required & ~used
+        places = self.problem.size_max - used.bit_count() - must.bit_count()
+        if must & ~rest or places < 0:
             return False
-        farthest, places = ends.bit_length() - 1, self.problem.size_max - used.bit_count()
-        layers, room = self.problem.layers - farthest, self._least_after[farthest]
-        for i in self._by_layers:
-            if places and rest >> i & 1:
-                places -= 1
-                layers -= self._most_layers[i]
-        return layers <= 0 and self._room_of(rest, self.problem.size_max - used.bit_count()) >= room
+        farthest = ends.bit_length() - 1
+        layers = self._most_of(self._most_layers, self._by_layers, must, rest, places)
+        if farthest + layers < self.problem.layers:
+            return False
+        return self._most_of(self._rooms, self._by_room, must, rest, places) >= self._least_after[farthest]
 
-    def _room_of(self, rest: int, places: int) -> int:
-        """What the roomiest of the rest can take together, in so many places."""
-        held = 0
-        for i in self._by_room:
-            if places and rest >> i & 1:
+    @staticmethod
+    def _most_of(figures: Sequence[int], descending: Sequence[int], must: int, rest: int, places: int) -> int:
+        """What those that must take part can take together with the ablest of the rest, in so many places more."""
+        most = 0
+        for i in descending:
+            if must >> i & 1:
+                most += figures[i]
+            elif places and rest >> i & 1:
                 places -= 1
-                held += self._rooms[i]
-        return held
+                most += figures[i]
+        return most
 
     def _spread(self, start: int, ways: Sequence[int], among: int) -> int:
         """Whom `start` gets to over `ways`, through nodes of `among` only."""
@@ -173,6 +179,11 @@ class Routes:
             ways[one] & ~both == ways[other] & ~both and ways[one] >> other & 1 == ways[other] >> one & 1
             for ways in (self._reach, self._reached_from)
         )
+
+    @cached_property
+    def _step(self) -> int:
+        """What a step counts: with more nodes it takes longer."""
+        return 1 + len(self.candidates) // STEP_NODES
 
     @cached_property
     def _open(self) -> bool:

@@ -135,9 +135,10 @@ def _weighed(problem: Problem, aim: Aim) -> list[Weighed]:
         tolerance = 0.0  # All of them are asked for, however much worse.
     size = aim.size if tolerance else -1
     limit = _bottleneck_known(problem) if aim.bottleneck and tolerance else float("inf")
-    exact = Exact(problem, aim.timed, bottleneck=aim.bottleneck, size=size, tolerance=tolerance, limit=limit)
+    wanted = aim.runners_up + 1
+    exact = Exact(problem, aim.timed, aim.bottleneck, size, tolerance, limit, wanted)
     weighed = [Weighed(exact, best, aim.rank_of(best, problem)) for best in exact.sets]
-    return sorted(weighed, key=lambda each: (each.rank, each.best.members))[: aim.runners_up + 1]
+    return sorted(weighed, key=lambda each: (each.rank, each.best.members))[:wanted]
 
 
 def _bottleneck_known(problem: Problem) -> float:

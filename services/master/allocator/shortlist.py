@@ -9,13 +9,13 @@ Rules this module lives by:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from services.master.allocator.arrangement import arranged
 from services.master.allocator.exact import EXACT_NODES_MAX
-from services.master.allocator.filling import fastest_set
+from services.master.allocator.filling import Floats, Views, fastest_sets
 from services.master.allocator.problem import Members, Problem
 
 WINDOW_NODES: Final = 6
@@ -28,27 +28,35 @@ POINTS_OF_VIEW: Final = 2
 """From how many nodes the ways are looked at where they differ."""
 
 
+class Alone(NamedTuple):
+    """A candidate that holds the whole model."""
+
+    seconds: float
+    member: int
+
+
 def proposals(problem: Problem, *, timed: bool, bottleneck: bool, size: int, wanted: int) -> Iterator[Members]:
     """Sets of candidates that may be among the `wanted` best.
 
     Those of more than EXACT_NODES_MAX come in an order, from first to last.
     """
-    seen: set[Members] = set()
-    limit = _nth_alone(problem, wanted) if timed else float("inf")
+    seen: list[Members] = []
+    alone = _fastest_alone(problem, wanted) if timed else []
+    limit = alone[-1].seconds if len(alone) == wanted else float("inf")
     found = _many_at_once(problem) if bottleneck else _proposals(problem, timed=timed, size=size, limit=limit)
-    for proposal in found:
+    for proposal in [*found, *([tuple(each.member for each in alone)] if alone else [])] or [()]:
         window = _filled(problem, proposal, timed=timed) if len(proposal) <= EXACT_NODES_MAX else proposal
-        if window not in seen:
-            seen.add(window)
+        if not any(set(window) <= set(other) for other in seen):
+            seen.append(window)
             yield window
 
 
-def _nth_alone(problem: Problem, wanted: int) -> float:
-    """What the model takes on the so-manieth fastest of the nodes that hold it alone; infinite where there are less."""
+def _fastest_alone(problem: Problem, wanted: int) -> list[Alone]:
+    """The `wanted` fastest of the nodes that hold the model alone, where one node will do."""
     if problem.size_min > 1 or problem.required:
-        return float("inf")
-    alone = sorted(float(each.second_sums[-1]) + each.head_seconds for each in problem.candidates if each.alone)
-    return alone[wanted - 1] if len(alone) >= wanted else float("inf")
+        return []
+    able = ((i, each) for i, each in enumerate(problem.candidates) if each.alone)
+    return sorted(Alone(float(each.second_sums[-1]) + each.head_seconds, i) for i, each in able)[:wanted]
 
 
 def _proposals(problem: Problem, *, timed: bool, size: int, limit: float = float("inf")) -> Iterator[Members]:
@@ -60,9 +68,7 @@ def _proposals(problem: Problem, *, timed: bool, size: int, limit: float = float
         if found is not None:
             yield found
         return
-    for attached in _views(problem):
-        found = fastest_set(problem, attached, limit)
-        yield found or ()
+    yield from filter(None, fastest_sets(problem, _views(problem), limit))
 
 
 def _many_at_once(problem: Problem) -> Iterator[Members]:
@@ -77,17 +83,16 @@ def _many_at_once(problem: Problem) -> Iterator[Members]:
     yield from _proposals(problem, timed=True, size=0)
 
 
-def _views(problem: Problem) -> Iterator[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+def _views(problem: Problem) -> Views:
     """What the way to each candidate costs: at least, and from the fastest where ways differ."""
     onward = problem.hops.onward
-    yield np.nan_to_num(onward.min(axis=0), posinf=1e9)
-    if problem.hops.even:
-        return
-    fastest = sorted(range(len(problem.candidates)), key=lambda i: (problem.candidates[i].second_sums[-1], i))
-    for i in fastest[:POINTS_OF_VIEW]:
-        seen = np.nan_to_num(np.maximum(onward[i], onward[:, i]), posinf=1e9)
-        seen[i] = 0.0
-        yield seen
+    views: list[Floats] = [onward.min(axis=0)]
+    if not problem.hops.even:
+        fastest = sorted(range(len(problem.candidates)), key=lambda i: (problem.candidates[i].second_sums[-1], i))
+        for i in fastest[:POINTS_OF_VIEW]:
+            views.append(np.maximum(onward[i], onward[:, i]))
+            views[-1][i] = 0.0
+    return np.nan_to_num(np.stack(views), posinf=1e9)
 
 
 def _filled(problem: Problem, proposal: Members, *, timed: bool) -> Members:

@@ -18,6 +18,7 @@ from services.master.allocator.ranges import Candidate
 Costs = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Boundaries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Nodes = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +32,8 @@ class Spans:
     tails: Costs
     """As the last of several, of all layers from each boundary on, with the head."""
     alone: Costs
-    ahead: Costs
-    """The least that all layers from each boundary on cost with the head, on whichever node."""
+    least_head: float
+    """What the head costs at least."""
     lows: Boundaries
     """For each boundary, the lowest from which the layers up to it fit between two others."""
     highs: Boundaries
@@ -73,6 +74,41 @@ class Spans:
         low, high = int(self.lows[node, end]), int(self.highs[node, end]) + 1
         stages = self.sums[node, end] - self.sums[node, low:high]
         return low + int(self.join(base[low:high], stages).argmin())
+
+    def ahead_beside(self, within: Bools) -> Costs:
+        """For each row of `within`, the least that all layers from each boundary on cost on nodes that are not in it.
+
+        A bound, as if layers could be split: the fastest take as much as any one range of theirs, or all the same time.
+        """
+        paces, works, left = self._paced
+        if self.bottleneck:
+            together = np.where(within, 0.0, 1.0 / paces).sum(axis=1)[:, None]
+            return np.where(together > 0, left / np.where(together > 0, together, 1.0), np.inf)
+        most = np.where(within, 0.0, works)[:, self._by_pace]
+        before = np.cumsum(most, axis=1) - most
+        taken = np.clip(left - before[:, :, None], 0.0, most[:, :, None])
+        seconds: Costs = (taken * paces[self._by_pace, None]).sum(axis=1) + self.least_head
+        # A little less than all is all, however it was rounded.
+        seconds[left * (1 - 1e-9) > most.sum(axis=1)[:, None]] = np.inf
+        return seconds
+
+    @cached_property
+    def _paced(self) -> tuple[Costs, Costs, Costs]:
+        """What a unit of work costs each node at least, how much work it can take, and how much is left from where.
+
+        The work is the layers', each as much as it costs the first node; nodes of another form cost otherwise.
+        """
+        work = self.sums[0]
+        each = np.maximum(np.diff(work), np.finfo(np.float64).tiny)
+        paces = np.maximum((np.diff(self.sums, axis=1) / each).min(axis=1), np.finfo(np.float64).tiny)
+        inner = np.where(self.lows <= self.highs, work - work[np.minimum(self.lows, len(work) - 1)], 0.0)
+        first = np.where(np.isfinite(self.first), work, 0.0)
+        last = np.where(np.isfinite(self.tails), work[-1] - work, 0.0)
+        return paces, np.maximum(np.maximum(inner, first), last).max(axis=1), work[-1] - work
+
+    @cached_property
+    def _by_pace(self) -> Nodes:
+        return np.argsort(self._paced[0], kind="stable")
 
     def _longest(self, base: Costs, nodes: Nodes) -> Costs:
         """As `inner` where the longest stage counts: every start that fits is looked at."""
@@ -143,7 +179,7 @@ def spans(candidates: Sequence[Candidate], *, timed: bool, bottleneck: bool, lim
         first=np.where((boundaries >= first_low) & (boundaries <= first_high), sums, np.inf),
         tails=np.where((boundaries >= last_low) & (boundaries <= last_high), rest, np.inf),
         alone=np.where([each.alone for each in candidates], rest[:, 0], np.inf),
-        ahead=rest.min(axis=0),
+        least_head=float(heads.min()),
         lows=lows,
         highs=highs,
         bottleneck=bottleneck,

@@ -37,8 +37,7 @@ def stands(
         return False
     if decision.HasField("forced_past"):
         return True
-    # With those that have the files: from them whoever has not fetches its part.
-    among = frozenset([*used, *_holders(decided_on)])
+    among = frozenset([*used, *_holders(decided_on, state, used, request.model.model_id)])
     now = Roster(state, among).survey(request.model.model_id)
     budgets = Budgets(now, request, {node_id for node_id in among if is_silent(node_id)})
     ring = zip(used, [*used[1:], used[0]], strict=True)
@@ -47,7 +46,11 @@ def stands(
     )
 
 
-def _holders(survey: Survey) -> Iterator[str]:
+def _holders(survey: Survey, state: State, used: list[str], model_id: str) -> Iterator[str]:
+    """Nodes that have the model's files, where one of those used has not: it fetches its part from them."""
+    runners = (state.nodes[node_id].runner for node_id in used)
+    if all(runner is not None and model_id in runner.model_ids for runner in runners):
+        return iter(())
     return (survey.node_ids[row] for row in np.flatnonzero(survey.has_model)[:HOLDERS_LOOKED_AT])
 
 
