@@ -4,17 +4,14 @@ Rules this module lives by:
 - Nothing is applied, acknowledged or published before the log has it on disk.
 - The state changes on the event loop only, one commit after the other in the order of the log, without an
   await in between: whoever reads it between two awaits of his own sees one moment of it.
-- Every subscriber's backlog is bounded; one that falls behind is cut off and told so.
 - Liveness is this process's own, by its monotonic clock; it is written to the log as facts, never read back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from itertools import count, repeat
 from pathlib import Path
 from typing import Final
@@ -30,100 +27,15 @@ from services.master.event_log import FACT_BYTES_MAX, Append, Commit, EventLog, 
 from services.master.liveness import Bounds, fallen, liveness, overdue
 from services.master.replay import fold, nearest
 from services.master.state import State, apply_facts, superseded
+from services.master.subscription import Happened, Happenings, Subscription
 from ullage.v1 import event_pb2, state_pb2, telemetry_service_pb2
 
 MASTER_SOURCE: Final = "master"
-
-SUBSCRIPTION_EVENTS_MAX: Final = 16_384
-"""Events kept for one subscriber: a minute of a hundred nodes, some MiB."""
 
 WATCH_PERIOD_SECONDS: Final = 0.25
 """How often silences are looked for: well below the shortest bound that makes sense."""
 
 log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class Happened:
-    """An event that was applied, for whoever subscribes."""
-
-    row: log_format.Row
-    fact: event_pb2.Fact
-    _wire: bytes = b""
-
-    @property
-    def sequence(self) -> int:
-        """Its place in the log."""
-        return self.row.sequence
-
-    @property
-    def wire(self) -> bytes:
-        """The serialised RecordedEvent: made once, for all who send it."""
-        self._wire = self._wire or log_format.wire(self.row)
-        return self._wire
-
-
-class Subscription:
-    """What happens from its beginning on: iterate for lists of events, each already applied.
-
-    Raises SubscriberTooSlow when its backlog overflowed, and Unavailable when the master stops.
-    """
-
-    def __init__(self, kinds: Collection[str] | None, sequence: int) -> None:
-        self.kinds = None if kinds is None else frozenset(log_format.KIND_NUMBERS[kind] for kind in kinds)
-        """The kinds of facts it wants, by number; None for all."""
-        self._batches: deque[list[Happened]] = deque()
-        self._events_queued = 0
-        self._arrived = asyncio.Event()
-        self._end: errors.MasterError | None = None
-        self._last_sequence = sequence
-
-    def put(self, events: list[Happened]) -> None:
-        """Queue `events`, or cut the subscription off when they are more than it may keep."""
-        if self._end is not None:
-            return
-        if self._events_queued + len(events) > SUBSCRIPTION_EVENTS_MAX:
-            self.end(errors.SubscriberTooSlow(self._last_sequence))
-            self._batches.clear()
-            return
-        self._batches.append(events)
-        self._events_queued += len(events)
-        self._arrived.set()
-
-    def end(self, error: errors.MasterError) -> None:
-        """Let the reader have what is queued, then `error`."""
-        self._end = self._end or error
-        self._arrived.set()
-
-    @property
-    def empty(self) -> bool:
-        """Everything that has happened was read."""
-        return not self._batches
-
-    async def arrived(self, timeout_seconds: float) -> bool:
-        """Wait until there is something to read, or the end, for at most so long; False when there is not."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._arrived.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def __aiter__(self) -> Subscription:
-        return self
-
-    async def __anext__(self) -> list[Happened]:
-        while not self._batches:
-            if self._end is not None:
-                raise self._end
-            self._arrived.clear()
-            await self._arrived.wait()
-        events = self._batches.popleft()
-        self._events_queued -= len(events)
-        self._last_sequence = events[-1].sequence
-        if not self._batches and self._end is None:
-            self._arrived.clear()
-        return events
 
 
 class Cluster:
@@ -317,17 +229,24 @@ class Cluster:
             self.failed.set_exception(error)
 
     def _publish(self, commit: Commit) -> None:
+        told: dict[frozenset[int] | None, Happenings] = {}
         events: dict[int, Happened] = {}
         for subscription in self._subscriptions:
-            wanted: list[Happened] = []
-            for append in commit.appends:
-                for index in _wanted(append.stored, subscription.kinds):
-                    sequence = append.first_sequence + index
-                    event = events.get(sequence) or _event(commit, append, index)
-                    events[sequence] = event
-                    wanted.append(event)
-            if wanted:
-                subscription.put(wanted)
+            kinds = subscription.kinds
+            if kinds not in told:
+                told[kinds] = Happenings(_happened(commit, kinds, events))
+            if told[kinds]:
+                subscription.put(told[kinds])
+
+
+def _happened(commit: Commit, kinds: frozenset[int] | None, events: dict[int, Happened]) -> Iterator[Happened]:
+    """What of these kinds, or at all, a commit brought; `events` has those made for others, by sequence."""
+    for append in commit.appends:
+        for index in _wanted(append.stored, kinds):
+            sequence = append.first_sequence + index
+            event = events.get(sequence) or _event(commit, append, index)
+            events[sequence] = event
+            yield event
 
 
 def _wanted(stored: Batch, kinds: frozenset[int] | None) -> Iterable[int]:

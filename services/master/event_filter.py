@@ -22,8 +22,9 @@ class EventFilter:
         self.kind_numbers = frozenset(log_format.KIND_NUMBERS[kind] for kind in asked.kinds)
         self._node_ids = frozenset(asked.node_ids)
         self._instance_ids = frozenset(asked.instance_ids)
-
         self.passes_all = not (self.kinds or self._node_ids or self._instance_ids)
+        self.key = (self.kinds, self._node_ids, self._instance_ids)
+        """Equal for filters that let the same through."""
 
     def passes(self, fact: event_pb2.Fact) -> bool:
         """The reader wants to see `fact`."""

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.log_format import KIND_NAMES
-from services.master import cluster as clusters
 from services.master import errors
-from services.master.cluster import Cluster, opened
+from services.master import subscription as subscriptions
+from services.master.cluster import Cluster, attached, opened
 from services.master.replay import fold
 from services.master.state import State, apply_fact, apply_facts, superseded
 from services.master.view import cluster_state, state_hash
@@ -157,7 +157,7 @@ async def test_a_slow_subscriber_is_cut_off_and_told_where_to_go_on(cluster: Clu
     async with cluster.subscribe() as slow, cluster.subscribe(["node_removed"]) as other:
         await cluster.append(node_removed("a"))
         await anext(slow)
-        for _ in range(clusters.SUBSCRIPTION_EVENTS_MAX // len(batch) + 1):
+        for _ in range(subscriptions.SUBSCRIPTION_EVENTS_MAX // len(batch) + 1):
             await cluster.append(*batch)
         with pytest.raises(errors.SubscriberTooSlow, match="follow again from sequence 2"):
             await anext(slow)
@@ -177,8 +177,33 @@ async def test_subscribers_are_told_that_the_master_stops_after_what_they_have_n
             await anext(late)
 
 
+async def test_a_subscriber_is_cut_off_by_the_bytes_that_wait_for_it_too(cluster: Cluster) -> None:
+    large = node_announced("a", friendly_name="x" * (3 << 20 >> 1))
+    fitting = subscriptions.SUBSCRIPTION_BYTES_MAX // len(large.SerializeToString())
+    async with cluster.subscribe() as slow, cluster.subscribe(["node_removed"]) as other:
+        for _ in range(fitting):
+            await cluster.append(large)
+        assert not slow.empty
+        await cluster.append(large)
+        with pytest.raises(errors.SubscriberTooSlow, match="follow again from sequence 1"):
+            await anext(slow)
+        assert other.empty
+
+
+async def test_all_who_want_the_same_are_told_by_one_object(cluster: Cluster) -> None:
+    made = []
+    async with cluster.subscribe() as one, cluster.subscribe() as two, cluster.subscribe(["node_removed"]) as three:
+        await cluster.append(memory_sampled("a"), node_removed("a"))
+        events = await anext(one)
+        assert await anext(two) is events
+        assert [event.sequence for event in await anext(three)] == [2]
+    for key in ("this", "this", "that"):
+        events.once(key, lambda events: made.append(len(events)))
+    assert made == [2, 2]
+
+
 async def test_what_is_submitted_before_the_replay_is_done_is_sent_away(log_path: Path, clock: FakeClock) -> None:
-    async with clusters.attached(log_path, clock) as cluster:
+    async with attached(log_path, clock) as cluster:
         with pytest.raises(errors.Unavailable, match="replaying"):
             await cluster.append(memory_sampled())
 

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from services import rpc
-from services.master import cluster as clusters
+from services.master import subscription as subscriptions
 from services.master.allocator import RULES_VERSION, place
 from services.master.cluster import Cluster, attached, opened
 from services.master.servicers.events import EventServicer, add_to_server
@@ -158,7 +158,7 @@ async def test_a_reader_that_does_not_read_is_cut_off_and_burdens_nobody(stub: S
     last, seen = 0, 0
     await read_one(idle)
     await read_one(other)
-    while last < 2 * clusters.SUBSCRIPTION_EVENTS_MAX:
+    while last < 2 * subscriptions.SUBSCRIPTION_EVENTS_MAX:
         last = await cluster.append(*[memory_sampled("a")] * 4096)
         while seen < last:
             seen = (await read_one(other)).progress_sequence

@@ -18,9 +18,10 @@ import structlog
 
 from services.clock import Clock, SystemClock
 from services.master import dispatch, errors
-from services.master.cluster import Cluster, Subscription
+from services.master.cluster import Cluster
 from services.master.runner_session import RunnerSession
 from services.master.servicers.errors import translated
+from services.master.subscription import Subscription
 from ullage.v1 import (
     dispatch_service_pb2,
     dispatch_service_pb2_grpc,

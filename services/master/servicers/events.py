@@ -12,7 +12,7 @@ from google.protobuf import message_factory
 from services import log_format
 from services.master import errors, view
 from services.master.allocator import RULES_VERSION, place
-from services.master.cluster import Cluster, Happened, Subscription
+from services.master.cluster import Cluster
 from services.master.event_filter import EventFilter
 from services.master.event_log import FACT_BYTES_MAX
 from services.master.replay import state_at
@@ -20,6 +20,7 @@ from services.master.retention import SAMPLE_KINDS
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
 from services.master.state import State
+from services.master.subscription import Happenings, Subscription
 from ullage.v1 import event_pb2, event_service_pb2, model_pb2, state_pb2
 
 BATCH_EVENTS_MAX: Final = 64
@@ -41,6 +42,9 @@ REPLAYS_MAX: Final = 2
 
 Wire: TypeAlias = tuple[int, bytes]
 """An event's sequence, and its serialised RecordedEvent."""
+
+Part: TypeAlias = tuple[int, bytes]
+"""The sequence of the last of some events, and all of them as a FollowResponse has them."""
 
 
 def add_to_server(servicer: EventServicer, server: grpc.aio.Server) -> None:
@@ -210,7 +214,7 @@ class EventServicer:
         while position < last:
             end = min(last, position + SCAN_EVENTS)
             events, position = await asyncio.to_thread(self._passing, position + 1, end, chosen)
-            for response in _responses(events, position):
+            for response in _responses(_parts(events), position):
                 yield response
 
     def _passing(
@@ -248,7 +252,7 @@ class EventServicer:
         return event_service_pb2.ListEventsResponse(events=listed, next_page_token=token)
 
     def _progress(self, position: int, subscription: Subscription) -> bytes:
-        return _response((), position, caught_up=subscription.empty)
+        return _response(b"", position, caught_up=subscription.empty)
 
     async def _live(self, subscription: Subscription, position: int, chosen: EventFilter) -> AsyncIterator[bytes]:
         """What happens after `position`, as it happens."""
@@ -258,43 +262,57 @@ class EventServicer:
                     position = self._cluster.state.sequence
                     yield self._progress(position, subscription)
                 continue
-            arrived = [event for event in await _gathered(subscription) if event.sequence > position]
+            arrived = await _gathered(subscription)
+            if arrived[0].sequence <= position:
+                arrived = Happenings(event for event in arrived if event.sequence > position)
             if not arrived:
                 continue
             position = arrived[-1].sequence
-            passing = [(event.sequence, event.wire) for event in arrived if chosen.passes(event.fact)]
-            for response in _responses(passing, position, subscription):
+            parts = arrived.once(chosen.key, lambda events: _parts(_passed(events, chosen)))
+            for response in _responses(parts, position, subscription):
                 yield response
 
 
-async def _gathered(subscription: Subscription) -> list[Happened]:
+def _passed(events: Happenings, chosen: EventFilter) -> list[Wire]:
+    return [(event.sequence, event.wire) for event in events if chosen.passes(event.fact)]
+
+
+async def _gathered(subscription: Subscription) -> Happenings:
     """What has happened, with what happens just after it. Raises as the subscription does."""
-    events = list(await anext(subscription))
+    events = await anext(subscription)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + BATCH_LINGER_SECONDS
     while len(events) < BATCH_EVENTS_MAX and (left := deadline - loop.time()) > 0:
         if await subscription.arrived(left) and subscription.empty:
             break  # It has ended: what was gathered goes out first.
         if not subscription.empty:
-            events += await anext(subscription)
+            events = Happenings([*events, *await anext(subscription)])
     return events
 
 
-def _responses(events: Sequence[Wire], position: int, subscription: Subscription | None = None) -> Iterator[bytes]:
-    """Messages that carry `events`, the last of which says that everything up to `position` was looked at.
+def _parts(events: Sequence[Wire]) -> list[Part]:
+    """Events in parts that go into a message each."""
+    return [
+        (together[-1][0], log_format.repeated([wire for _, wire in together]))
+        for together in _together(events, BATCH_EVENTS_MAX)
+    ]
+
+
+def _responses(parts: Sequence[Part], position: int, subscription: Subscription | None = None) -> Iterator[bytes]:
+    """Messages that carry the events, the last of which says that everything up to `position` was looked at.
 
     It says too that this is all there is, where the subscription they come from has no more by then.
     """
-    parts = list(_together(events, BATCH_EVENTS_MAX)) or [[]]
-    for part in parts[:-1]:
-        yield _response(part, part[-1][0])
-    yield _response(parts[-1], position, caught_up=subscription is not None and subscription.empty)
+    for last, events in parts[:-1]:
+        yield _response(events, last)
+    events = parts[-1][1] if parts else b""
+    yield _response(events, position, caught_up=subscription is not None and subscription.empty)
 
 
-def _response(events: Sequence[Wire], position: int, *, caught_up: bool = False) -> bytes:
-    """A serialised FollowResponse."""
+def _response(events: bytes, position: int, *, caught_up: bool = False) -> bytes:
+    """A FollowResponse with events that are serialised already."""
     rest = event_service_pb2.FollowResponse(progress_sequence=position, caught_up=caught_up)
-    return log_format.repeated([wire for _, wire in events]) + rest.SerializeToString()
+    return events + rest.SerializeToString()
 
 
 def _together(events: Sequence[Wire], most: int) -> Iterator[list[Wire]]:
