@@ -19,17 +19,17 @@ from ullage.v1 import event_pb2
 Sampled: TypeAlias = tuple[int, str]
 """The kind of a sample, and the node that took it."""
 
-_NODE_ID_BYTES: Final = 32
-"""Of the ids that probes give themselves; a node called otherwise is never told."""
-
-_NODE_ID: Final = log_format.tag(event_pb2.MemorySampled.NODE_ID_FIELD_NUMBER) + log_format.varint(_NODE_ID_BYTES)
-_HEAD_BYTES: Final = 40
-"""From the beginning to the sample's own bytes, with lengths below 16 KiB. A little of a shorter one's is in it."""
+_NODE_ID_TAG: Final = log_format.tag(event_pb2.MemorySampled.NODE_ID_FIELD_NUMBER)
 
 
 def glimpsed(payloads: Sequence[bytes]) -> list[Sampled | None]:
     """Of each fact what it is a sample of; None where it is none, or that is not certain without reading it."""
-    return list(map(_sampled, [payload[:_HEAD_BYTES] for payload in payloads], map(len, payloads)))
+    # All before the sample's own bytes, and at most two of these, if it is a sample of less than 16 KiB: the length of
+    # the node's id stands behind that of the fact, which is one byte or two.
+    heads = [
+        payload[: 8 + payload[3 if payload[1] < 0x80 else 4]] if len(payload) > 4 else payload for payload in payloads
+    ]
+    return list(map(_sampled, heads, map(len, payloads)))
 
 
 @lru_cache(maxsize=4096)  # A thousand nodes' samples begin in fewer ways.
@@ -37,13 +37,14 @@ def _sampled(head: bytes, length: int) -> Sampled | None:
     """What so many bytes that begin like this are a sample of."""
     for kind in (event_pb2.Fact.MEMORY_SAMPLED_FIELD_NUMBER, event_pb2.Fact.SYSTEM_SAMPLED_FIELD_NUMBER):
         before = _alone(kind, length)
-        if before is None or not head.startswith(before + _NODE_ID):
+        if before is None:
             continue
-        begin = len(before + _NODE_ID)
-        end = begin + _NODE_ID_BYTES
-        sample = _alone(event_pb2.MemorySampled.SAMPLE_FIELD_NUMBER, length - end)
-        node_id = head[begin:end]
-        if sample is not None and head.startswith(sample, end) and node_id.isalnum():
+        begin = len(before + _NODE_ID_TAG) + 1
+        end = begin + int.from_bytes(head[begin - 1 : begin], "big")
+        node_id, sample = head[begin:end], _alone(event_pb2.MemorySampled.SAMPLE_FIELD_NUMBER, length - end)
+        if sample is None or not node_id.isascii():
+            continue
+        if head.startswith(before + _NODE_ID_TAG + log_format.varint(len(node_id)) + node_id + sample):
             return kind, node_id.decode()
     return None
 

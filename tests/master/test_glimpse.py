@@ -42,7 +42,7 @@ SAMPLES = st.builds(memory_sampled, NODE_IDS, BYTES)
 WRITTEN = st.one_of(SAMPLES, FACTS).map(event_pb2.Fact.SerializeToString)
 PAYLOADS = st.one_of(WRITTEN, st.builds(bytes.__add__, WRITTEN, WRITTEN), st.builds(_twice, SAMPLES, SAMPLES))
 GROWN = st.builds(
-    lambda rank, resident_bytes: shard_status(LOADING, "i", rank, "abc"[rank] * 32, resident_bytes),
+    lambda rank, resident_bytes: shard_status(LOADING, "i", rank, "abc"[rank], resident_bytes),
     st.integers(0, 2),
     BYTES,
 )
@@ -51,7 +51,7 @@ STRETCHES = st.one_of(
     st.lists(GROWN.map(event_pb2.Fact.SerializeToString), min_size=1, max_size=2),
     st.lists(PAYLOADS, min_size=1, max_size=2),
 )
-PLACED = instance_placed("i", [letter * 32 for letter in "abc"]).SerializeToString()
+PLACED = instance_placed("i", ["a", "b", "c"]).SerializeToString()
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -81,12 +81,15 @@ def test_a_sample_as_probes_send_them_is_told_without_reading_it() -> None:
     for number in range(100):
         large.system_sampled.sample.interfaces.add(name=f"eth{number}")
     assert glimpsed([each.SerializeToString() for each in (small, large)]) == [(MEMORY, NODE), (SYSTEM, NODE)]
+    assert glimpsed([memory_sampled("desk-1").SerializeToString()]) == [(MEMORY, "desk-1")]
 
 
 @pytest.mark.parametrize(
     "payload",
     [
-        memory_sampled("desk").SerializeToString(),
+        memory_sampled("n" * 128).SerializeToString(),
+        memory_sampled("nœud").SerializeToString(),
+        b"\x62\x01\x0a",
         node_announced(NODE).SerializeToString(),
         memory_sampled(NODE).SerializeToString() + node_announced(NODE).SerializeToString(),
         _twice(memory_sampled(NODE), memory_sampled(NODE)),
