@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import platformdirs
 import typer
 
-from services import logs
+from services import event_engine, logs
 from services.clock import SystemClock
 from services.probe import lean
 from services.probe.estimator import Override
@@ -76,7 +76,8 @@ def probe(
     except SettingsError as error:
         typer.echo(f"ullage probe: {error}", err=True)
         raise typer.Exit(1) from error
-    lean.become(settings, log_level, metadata.version("grpcio"))
+    event_engine.leave_out()
+    lean.become(settings, log_level)
 
 
 def _read_once(root: Path, state_dir: Path, given: Override | None, *, json: bool) -> None:

@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from services.probe.settings import Settings
 
-GRPC_TRIED: Final = "1.85."
-GRPC_EXPERIMENTS: Final = "-event_engine_client,-event_engine_listener"
-"""Off: gRPC's way of handing each message through four threads, which takes a third of the probe's time. Another
-release may know these by other names, or not do without them."""
 
-
-def become(settings: Settings, log_level: str, grpc_version: str) -> NoReturn:
+def become(settings: Settings, log_level: str) -> NoReturn:
     """Go on as the lean program, in this process."""
-    if grpc_version.startswith(GRPC_TRIED):
-        os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     arguments = [log_level, settings.to_json()]
     if sys.platform == "win32":
         # Windows would start another process, and end this one before it has done anything.

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -14,10 +13,9 @@ import platformdirs
 import structlog
 import typer
 
-# Off, here and in the shards: gRPC's way of handing each message through four threads, of which two do. It reads this
-# when it is first imported. Another release may know these by other names, or not do without them.
-if metadata.version("grpcio").startswith("1.85."):
-    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+from services import event_engine
+
+event_engine.leave_out()  # Here and in the shards; before anything imports gRPC.
 
 from services import logs, rpc
 from services.clock import SystemClock
