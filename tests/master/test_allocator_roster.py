@@ -92,6 +92,23 @@ def test_a_roster_that_was_kept_decides_as_one_made_anew(changes: list[tuple[Any
         assert kept_decision(roster, spec()) == place(state, spec(), ())
 
 
+@settings(deadline=None, max_examples=40)
+@given(changes=changes, pieces=st.lists(st.integers(0, 2), min_size=14, max_size=14))
+def test_a_roster_that_catches_up_in_pieces_decides_as_one_made_anew(
+    changes: list[tuple[Any, ...]], pieces: list[int]
+) -> None:
+    state = state_of(nodes(), SHAPE)
+    roster = Roster(state)
+    for number, (what, count) in enumerate(zip(changes, pieces, strict=False)):
+        change(state, number, what)
+        for _ in range(count):
+            roster.catch_up(1)
+    while not roster.catch_up(1):
+        pass
+
+    assert kept_decision(roster, spec()) == place(state, spec(), ())
+
+
 def test_a_survey_stands_still_while_the_state_goes_on() -> None:
     state = state_of(nodes(), SHAPE)
     roster = Roster(state)

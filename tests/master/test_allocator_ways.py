@@ -214,4 +214,4 @@ def test_heads_that_do_not_divide_are_told_with_the_counts_that_would() -> None:
     )
 
     assert answer.reason == model_pb2.REFUSAL_REASON_TENSOR_INDIVISIBLE
-    assert "which divide among groups of 2, 4 nodes" in answer.message
+    assert "which divide among groups of 2 and 4 nodes" in answer.message

@@ -287,7 +287,7 @@ def _active(weight: model_pb2.Weight, whole: int) -> int:
 def _sequence_kv_bytes(model: model_pb2.Model, layer: model_pb2.Layer, form: Form, context_tokens: int) -> int:
     """The cache one sequence has in `layer`, at the steps in which the runtime allocates it."""
     tokens = context_tokens
-    if layer.HasField("kv_window_tokens"):
+    if layer.kv_window_tokens:  # A window of 0 is none: it would hold nothing.
         # While a prompt is taken in, a sliding cache holds its window and the chunk that goes through it.
         tokens = min(tokens, layer.kv_window_tokens + PREFILL_CHUNK_TOKENS)
     step = max(1, model.kv_allocation_step_tokens)

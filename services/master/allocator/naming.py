@@ -1,4 +1,4 @@
-"""Names in a row, as people say them."""
+"""Names in a row and numbers of things, as people say them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,8 @@ def listed(names: Sequence[str]) -> str:
     if len(names) > NAMES_MAX:
         names = [*names[:NAMES_MAX], f"{len(names) - NAMES_MAX} more"]
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def counted(count: int, noun: str) -> str:
+    """`count` and `noun`, in the plural where it is not one."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

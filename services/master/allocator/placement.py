@@ -11,10 +11,10 @@ from google.protobuf import duration_pb2
 from services.master.allocator.budget import Budget
 from services.master.allocator.case import Case
 from services.master.allocator.demand import UINT64_MAX
-from services.master.allocator.naming import listed
+from services.master.allocator.naming import counted, listed
 from services.master.allocator.request import WHOLE_TENTHS, Request
 from services.master.allocator.solution import Solution
-from services.master.allocator.wording import counted, size
+from services.master.allocator.wording import size
 from ullage.v1 import model_pb2, node_pb2
 
 NODES_SHOWN_MAX: Final = 64

@@ -20,11 +20,12 @@ from services.master.allocator.capacity import ROOM_BYTES_MAX
 from services.master.allocator.case import Case, Fit
 from services.master.allocator.demand import UINT64_MAX, Load, least_bytes
 from services.master.allocator.force import forcible
-from services.master.allocator.naming import listed
+from services.master.allocator.naming import counted, listed
 from services.master.allocator.pool import roomiest
 from services.master.allocator.reach import unreached
+from services.master.allocator.request import Request
 from services.master.allocator.roster import Held, Ints
-from services.master.allocator.wording import counted, exclusion, node_line, size
+from services.master.allocator.wording import exclusion, node_line, size
 from ullage.v1 import model_pb2
 
 NODES_ADVISED_MAX: Final = 2
@@ -54,10 +55,12 @@ _REMEDIABLE: Final = frozenset(
 
 _UNPROVED: Final = "Not every order of its nodes could be tried: there may be one that holds it. Try with fewer nodes."
 
+_OR_INCLUDE: Final = ", or include unknown nodes"
+
 _LEFT_OUT_REMEDIES: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
     model_pb2.EXCLUSION_CRITICAL: "Relieve the memory of {name}",
-    model_pb2.EXCLUSION_UNKNOWN_LEVEL: "Find out why {name} cannot read its pressure, or include unknown nodes",
-    model_pb2.EXCLUSION_NO_MEMORY_READING: "Start a probe on {name}, or include unknown nodes",
+    model_pb2.EXCLUSION_UNKNOWN_LEVEL: "Find out why {name} cannot read its pressure" + _OR_INCLUDE,
+    model_pb2.EXCLUSION_NO_MEMORY_READING: "Start a probe on {name}" + _OR_INCLUDE,
     model_pb2.EXCLUSION_STALE: "Bring {name} back, or wait until it is heard",
     model_pb2.EXCLUSION_NO_RUNNER: "Start a runner on {name}",
     model_pb2.EXCLUSION_MODEL_ABSENT: "Run `ullage models add` on {name}",
@@ -321,8 +324,9 @@ def _fit_load(case: Case, load: Load) -> Fit:
 
 def _wider_requests(case: Case) -> Iterator[model_pb2.Remedy]:
     request = case.request
-    if request.nodes_max is not None and case.asking(replace(request, nodes_max=None)).fit.holds:
-        yield model_pb2.Remedy(text=f"Allow more than {counted(request.nodes_max, 'node')}")
+    for text, wider in _without_constraints(request):
+        if case.asking(wider).fit.holds:
+            yield model_pb2.Remedy(text=text)
     if _any_unknown(case) and case.asking(replace(request, include_unknown=True)).fit.holds:
         yield model_pb2.Remedy(text="Include nodes whose level or memory is unknown, at your own risk")
     if (
@@ -330,6 +334,20 @@ def _wider_requests(case: Case) -> Iterator[model_pb2.Remedy]:
         and case.asking(replace(request, admission=model_pb2.ADMISSION_CEILING)).fit.holds
     ):
         yield model_pb2.Remedy(text="Ask for the admission CEILING, which trusts the most hopeful estimate")
+
+
+def _without_constraints(request: Request) -> Iterator[tuple[str, Request]]:
+    """The request without one of the constraints it makes, and what that asks for, for each of them."""
+    if request.nodes_max is not None:
+        yield f"Allow more than {counted(request.nodes_max, 'node')}", replace(request, nodes_max=None)
+    if request.nodes_min > 1:
+        yield f"Ask for fewer than {counted(request.nodes_min, 'node')}", replace(request, nodes_min=1)
+    if request.required:
+        yield "Require no node by name", replace(request, required=frozenset())
+    if request.layers_fixed:
+        yield "Fix no layers", replace(request, layers_fixed={})
+    if request.excluded:
+        yield "Exclude no node", replace(request, excluded=frozenset())
 
 
 def _any_unknown(case: Case) -> bool:
@@ -342,6 +360,8 @@ def _left_out(case: Case) -> Iterator[model_pb2.Remedy]:
     mendable = [budget for budget in case.nodes if budget.left_out in _LEFT_OUT_REMEDIES]
     for budget in mendable[:LEFT_OUT_ADVISED_MAX]:
         text = _LEFT_OUT_REMEDIES[budget.left_out or model_pb2.EXCLUSION_UNSPECIFIED]
+        if case.request.include_unknown:
+            text = text.removesuffix(_OR_INCLUDE)
         yield model_pb2.Remedy(text=text.format(name=budget.name), node_id=budget.node_id)
 
 

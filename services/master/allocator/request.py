@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd, isqrt
 from typing import Final
 
 from services.master.allocator.demand import Load
-from services.master.allocator.naming import listed
+from services.master.allocator.naming import counted, listed
 from services.master.state import State
 from ullage.v1 import model_pb2
 
@@ -172,7 +173,7 @@ def _indivisible(spec: model_pb2.PlacementSpec, model: model_pb2.Model) -> Itera
     low = max(2, spec.min_nodes, len(spec.require_node_ids))
     allowed = tensor_sizes(model)
     if not any(size >= low and (not spec.HasField("max_nodes") or size <= spec.max_nodes) for size in allowed):
-        counts = f"of {', '.join(map(str, allowed))} nodes" if allowed else "of no number of nodes"
+        counts = f"of {listed(list(map(str, allowed)))} nodes" if allowed else "of no number of nodes"
         heads = f"{model.kv_heads} heads of keys and values and {model.hidden_size} numbers for each token"
         yield f"{model.model_id} has {heads}, which divide among groups {counts}: ask for such, or for a pipeline"
     if spec.fixed_layers:
@@ -181,8 +182,10 @@ def _indivisible(spec: model_pb2.PlacementSpec, model: model_pb2.Model) -> Itera
 
 def tensor_sizes(model: model_pb2.Model) -> list[int]:
     """Among how many nodes each layer can be split evenly: the heads and the width must divide."""
-    sizes = range(2, model.kv_heads + 1)
-    return [size for size in sizes if model.kv_heads % size == 0 and model.hidden_size % size == 0]
+    both = gcd(model.kv_heads, model.hidden_size)
+    # Each divisor up to the root has its partner above it: a number that makes no sense is soon gone through as well.
+    low = [size for size in range(1, isqrt(both) + 1) if both % size == 0] if model.kv_heads else []
+    return sorted({*low, *(both // size for size in low)} - {1})
 
 
 def _unknown_nodes(state: State, spec: model_pb2.PlacementSpec) -> Iterator[str]:
@@ -201,9 +204,16 @@ def _contradictions(spec: model_pb2.PlacementSpec, layers: int) -> Iterator[str]
         yield f"{sum(fixed.values())} layers are fixed and the model has {layers}: fix fewer"
     if spec.HasField("max_nodes") and spec.max_nodes < max(1, spec.min_nodes, len(wanted)):
         yield f"at most {spec.max_nodes} nodes, but at least {max(1, spec.min_nodes, len(wanted))} are asked for"
-    if max(spec.min_nodes, len(wanted)) > layers:
-        yield f"{max(spec.min_nodes, len(wanted))} nodes are asked for and the model has {layers} layers: ask for fewer"
+    least = max(spec.min_nodes, len(wanted))
+    if least > layers:
+        yield f"{counted(least, 'node')} are asked for and the model has {counted(layers, 'layer')}: ask for fewer"
     left = layers - sum(fixed.values())
+    further = least - len([count for count in fixed.values() if count])
+    if left < further:
+        yield (
+            f"{counted(least, 'node')} are asked for, and the layers that are fixed leave {counted(left, 'layer')} for "
+            f"{counted(further, 'node')} of them: fix fewer layers, or ask for fewer nodes"
+        )
     if left and spec.HasField("max_nodes") and spec.max_nodes == len([count for count in fixed.values() if count]):
         yield f"every one of at most {spec.max_nodes} nodes has its layers fixed, and {left} layers are left over"
 

@@ -238,7 +238,7 @@ class Roster:
 
     def survey(self, model_id: str) -> Survey:
         """The nodes as they are now, and which have the model."""
-        self._refresh()
+        self.catch_up(len(self.state.nodes))
         readings, runners, promises = self._readings, self._runners, self._promises
         figures, free = readings.figures, self._device_free
         overridden = readings.overridden.copy()
@@ -269,19 +269,28 @@ class Roster:
             demands=self._demands,
         )
 
-    def _refresh(self) -> None:
+    def catch_up(self, rows_max: int) -> bool:
+        """Take over at most so many of the nodes that have changed; whether that was all of them.
+
+        A survey takes over what is left, whoever cannot be held up so long at once calls this before.
+        """
         nodes = self.state.nodes if self.among is None else self.among & self.state.nodes.keys()
         if self._membership_seen != self.state.membership_changed_at or len(self._records) != len(nodes):
             self._renew(sorted(nodes))
         changed_at = np.fromiter(map(_CHANGED_AT_OF, self._records), np.int64, len(self._records))
         changed = np.flatnonzero(changed_at != self._seen).tolist()
-        self._seen = changed_at
+        everything = len(changed) <= rows_max
+        changed = changed[:rows_max]
+        self._seen[changed] = changed_at[changed]
         records = [self._records[row] for row in changed]
         self._take(changed, records)
         if self._links_seen != self.state.links_changed_at:
             self._take_links(changed)
+            if everything:
+                self._links_seen = self.state.links_changed_at
         if any(record.identity is not self._identities[row] for row, record in zip(changed, records, strict=True)):
             self._rename()
+        return everything
 
     def _take_links(self, rows: list[int]) -> None:
         """Take over what these nodes have measured since, and whom they do not reach."""
@@ -301,7 +310,6 @@ class Roster:
                 self._blocked[row] = missed
             else:
                 self._blocked.pop(row, None)
-        self._links_seen = self.state.links_changed_at
 
     def _renew(self, node_ids: list[str]) -> None:
         """Begin again with the nodes that there are now."""

@@ -19,9 +19,9 @@ import numpy as np
 from services.master.allocator.case import Case
 from services.master.allocator.demand import Demand
 from services.master.allocator.hops import hops
-from services.master.allocator.naming import listed
+from services.master.allocator.naming import counted, listed
 from services.master.allocator.request import tensor_sizes
-from services.master.allocator.wording import counted, size
+from services.master.allocator.wording import size
 from ullage.v1 import model_pb2
 
 SUMS_PER_LAYER: Final = 2
@@ -136,6 +136,5 @@ def _no_plan(case: Case) -> str:
     demands = case.budgets.demands
     share = size(share_bytes(demands[0], sizes[-1])) if demands and sizes else "its share"
     weighed = counted(len(case.budgets.weighed), "node")
-    return (
-        f"it could be split among {listed([str(each) for each in sizes])} nodes, and of {weighed} too few hold {share}"
-    )
+    among = listed([str(each) for each in sizes])
+    return f"it could be split among {among} nodes, and of {weighed} too few hold {share} and reach each other"

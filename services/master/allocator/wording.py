@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.master.allocator.budget import Budget
+from services.master.allocator.naming import counted
 from ullage.v1 import model_pb2, node_pb2
 
 _GIB: Final = 1024**3
@@ -32,11 +33,6 @@ def size(count: int) -> str:
     if count >= _MIB // 10:
         return f"{count / _MIB:.1f} MiB"
     return counted(count, "byte") if count else "0"
-
-
-def counted(count: int, noun: str) -> str:
-    """`count` and `noun`, in the plural where it is not one."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def exclusion(reason: model_pb2.Exclusion.ValueType | None) -> str:

@@ -39,6 +39,12 @@ ALTERNATIVES_PREVIEWED_MAX: Final = 24
 DECISIONS_BESIDE_LOOP_MAX: Final = 2
 """How often a decision is made beside the loop before it is made on it."""
 
+NODES_AT_ONCE: Final = 1000
+"""Of how many nodes it is taken over at once what they have said: some milliseconds of the loop."""
+
+PIECES_MAX: Final = 64
+"""After so many pieces the rest is taken over at once: nodes speak faster than they are listened to."""
+
 _SLUG_LENGTH_MAX: Final = 24
 
 T = TypeVar("T")
@@ -66,7 +72,7 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         self, request: placement_service_pb2.PreviewPlacementRequest, context: Any
     ) -> placement_service_pb2.PreviewPlacementResponse:
         with translated():
-            asked, survey, silent = self._asked(request.spec)
+            asked, survey, silent = await self._asked(request.spec)
             outcome = await asyncio.to_thread(
                 decide, survey, asked, request.spec, silent, runners_up=ALTERNATIVES_PREVIEWED_MAX
             )
@@ -160,12 +166,16 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
                 "files first; until then only a preview can be had"
             )
 
-    def _survey(self, model_id: str) -> Survey:
-        """The nodes now, in columns."""
+    async def _caught_up(self) -> Roster:
+        """The nodes in columns, nearly as they are now: the loop does other things between a piece and the next."""
         # A replay that begins at a checkpoint puts another state in the place of the empty one.
         if self._roster.state is not self._cluster.state:
             self._roster = Roster(self._cluster.state)
-        return self._roster.survey(model_id)
+        for _ in range(PIECES_MAX):
+            if self._roster.catch_up(NODES_AT_ONCE):
+                break
+            await asyncio.sleep(0)
+        return self._roster
 
     def _answered_before(self, spec: model_pb2.PlacementSpec) -> InstanceRecord | None:
         """The instance the same request got before. Raises RequestIdReused when that was another request."""
@@ -185,24 +195,25 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
         Raises UnknownModel and UnknownInstance for names that are not there.
         """
         for _ in range(DECISIONS_BESIDE_LOOP_MAX):
-            request, survey, silent = self._asked(spec)
+            request, survey, silent = await self._asked(spec)
             outcome = await asyncio.to_thread(decide, survey, request, spec, silent)
             if isinstance(outcome, model_pb2.Refusal) or isinstance(request, Complaint):
                 return outcome, silent
             if stands(outcome, survey, self._cluster.state, request, self._cluster.is_silent):
                 return outcome, silent
             log.info("decided again: nodes changed meanwhile", model=spec.model_id, sequence=survey.sequence)
-        request, survey, silent = self._asked(spec)
+        request, survey, silent = await self._asked(spec)
         return decide(survey, request, spec, silent), silent
 
-    def _asked(self, spec: model_pb2.PlacementSpec) -> tuple[Request | Complaint, Survey, frozenset[str]]:
+    async def _asked(self, spec: model_pb2.PlacementSpec) -> tuple[Request | Complaint, Survey, frozenset[str]]:
         """What is asked, the nodes as they are, and which of them are silent."""
         if spec.model_id not in self._cluster.state.models:
             raise errors.UnknownModel(spec.model_id)
         if spec.replace_instance_id:
             self._record(spec.replace_instance_id)
-        survey = self._survey(spec.model_id)
-        return understand(self._cluster.state, spec), survey, self._cluster.silent_node_ids()
+        roster = await self._caught_up()
+        request = understand(self._cluster.state, spec)
+        return request, roster.survey(spec.model_id), self._cluster.silent_node_ids()
 
     def _replaced(self, spec: model_pb2.PlacementSpec, instance_id: str) -> list[event_pb2.Fact]:
         """The release of the instance that this one takes the place of, if it is still wanted."""
