@@ -4,7 +4,8 @@ Held and Karp's recursion, with the boundary reached as one more dimension: the 
 end with a certain node, began with a certain one and are a certain set hold the layers up to each boundary.
 
 Rules this module lives by:
-- Nothing is rounded and nothing is left out: layers of any bytes, ways that are missing or lead one way only.
+- Nothing is rounded, and all is looked at: layers of any bytes, ways that are missing or lead one way only. A row is
+  left only where the other nodes, as if layers could be split among them, cannot make it one of the best sets.
 - Of equal costs the nodes that stand first in the problem win, so the same nodes get the same answer.
 """
 
@@ -223,6 +224,8 @@ class Exact:
         alone = self._levels[0]
         rows = self._worth_going_on(reached[0], alone, alone.lasts, finished)
         for level, below in zip(self._levels[1:], self._levels, strict=False):
+            if not rows.size:
+                break
             rows = np.flatnonzero(np.isin(level.sources, rows).any(axis=1))
             hop = self._onward[below.lasts[level.sources[rows]], level.lasts[rows, None]]
             before = self._spans.join(reached[-1][level.sources[rows]], hop[:, :, None]).min(axis=1)
@@ -231,8 +234,6 @@ class Exact:
             worth = self._worth_going_on(before, below, level.without_last[rows], finished)
             rows = rows[worth]
             reached.append(_spread(self._spans.inner(before[worth], level.lasts[rows]), rows, level))
-            if not rows.size:
-                break
         return reached, bases, finished
 
     def _worth_going_on(self, reached: Costs, level: Level, places: Indices, finished: list[Ended]) -> Indices:
@@ -247,7 +248,7 @@ class Exact:
         return np.flatnonzero(self._spans.join(reached, ahead[places]).min(axis=1) <= worst)
 
     def _worst_of_interest(self, finished: list[Ended]) -> float:
-        """Larger sets that cost more are of no interest."""
+        """Larger sets that cost more are of no interest: enough cost less, or are smaller where that counts first."""
         costs = np.concatenate([ended.costs for ended in finished])
         if self.size > 0 and np.isfinite(costs).sum() >= self.wanted:
             return -np.inf

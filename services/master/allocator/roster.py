@@ -272,7 +272,7 @@ class Roster:
     def catch_up(self, rows_max: int) -> bool:
         """Take over at most so many of the nodes that have changed; whether that was all of them.
 
-        A survey takes over what is left, whoever cannot be held up so long at once calls this before.
+        A survey takes over what is left; whoever must not be held up so long at once calls this before.
         """
         nodes = self.state.nodes if self.among is None else self.among & self.state.nodes.keys()
         if self._membership_seen != self.state.membership_changed_at or len(self._records) != len(nodes):

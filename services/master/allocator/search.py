@@ -136,7 +136,15 @@ def _weighed(problem: Problem, aim: Aim) -> list[Weighed]:
     size = aim.size if tolerance else -1
     limit = _bottleneck_known(problem) if aim.bottleneck and tolerance else float("inf")
     wanted = aim.runners_up + 1
-    exact = Exact(problem, aim.timed, aim.bottleneck, size, tolerance, limit, wanted)
+    exact = Exact(
+        problem,
+        aim.timed,
+        bottleneck=aim.bottleneck,
+        size=size,
+        tolerance=tolerance,
+        limit=limit,
+        wanted=wanted,
+    )
     weighed = [Weighed(exact, best, aim.rank_of(best, problem)) for best in exact.sets]
     return sorted(weighed, key=lambda each: (each.rank, each.best.members))[:wanted]
 

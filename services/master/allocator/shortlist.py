@@ -40,15 +40,16 @@ def proposals(problem: Problem, *, timed: bool, bottleneck: bool, size: int, wan
 
     Those of more than EXACT_NODES_MAX come in an order, from first to last.
     """
-    seen: list[Members] = []
+    seen: list[frozenset[int]] = []
     alone = _fastest_alone(problem, wanted) if timed else []
     limit = alone[-1].seconds if len(alone) == wanted else float("inf")
     found = _many_at_once(problem) if bottleneck else _proposals(problem, timed=timed, size=size, limit=limit)
-    for proposal in [*found, *([tuple(each.member for each in alone)] if alone else [])] or [()]:
+    for proposal in list(found) or [tuple(each.member for each in alone)]:
         window = _filled(problem, proposal, timed=timed) if len(proposal) <= EXACT_NODES_MAX else proposal
-        if not any(set(window) <= set(other) for other in seen):
-            seen.append(window)
+        if not any(other.issuperset(window) for other in seen):
+            seen.append(frozenset(window))
             yield window
+    yield from ((each.member,) for each in alone if not any(each.member in other for other in seen))
 
 
 def _fastest_alone(problem: Problem, wanted: int) -> list[Alone]:
