@@ -23,6 +23,8 @@ class Batch(NamedTuple):
     """Each fact's place in what the source says; 0 from the master itself, whose facts are not counted."""
     kinds: Sequence[int]
     payloads: Sequence[bytes]
+    crcs: Sequence[int]
+    """The checksum of each payload, reckoned where it came in: the one that is stored."""
     facts: Sequence[event_pb2.Fact]
     sampled_node_id: str | None = None
     """The node, where all facts are samples of this one's memory; None where nobody looked, or not all are."""
@@ -40,6 +42,7 @@ class Batch(NamedTuple):
             list(compress(numbers, kept)),
             list(compress(self.kinds, kept)),
             list(compress(self.payloads, kept)),
+            list(compress(self.crcs, kept)),
             list(compress(self.facts, kept)),
             self.sampled_node_id,
         )
@@ -53,12 +56,12 @@ class Batch(NamedTuple):
         cells[2::width] = self.kinds
         cells[3::width] = [source_number] * count
         cells[4::width] = self.source_sequences
-        cells[5::width] = map(crc32, self.payloads)
+        cells[5::width] = self.crcs
         cells[6::width] = self.payloads
         return cells
 
 
-NOTHING: Final = Batch((), (), (), ())
+NOTHING: Final = Batch((), (), (), (), ())
 
 
 def batch(numbered: Iterable[tuple[int, event_pb2.Fact]]) -> Batch:
@@ -68,4 +71,5 @@ def batch(numbered: Iterable[tuple[int, event_pb2.Fact]]) -> Batch:
         numbers.append(number)
         facts.append(fact)
     kinds = [log_format.kind(fact) for fact in facts]
-    return Batch(numbers, kinds, [fact.SerializeToString() for fact in facts], facts)
+    payloads = [fact.SerializeToString() for fact in facts]
+    return Batch(numbers, kinds, payloads, list(map(crc32, payloads)), facts)

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from itertools import count, repeat
 from pathlib import Path
 from typing import Final
-from zlib import crc32
 
 import structlog
 
@@ -259,15 +258,15 @@ def _wanted(stored: Batch, kinds: frozenset[int] | None) -> Iterable[int]:
 
 
 def _event(commit: Commit, append: Append, index: int) -> Happened:
-    stored, payload = append.stored, append.stored.payloads[index]
+    stored = append.stored
     row = log_format.Row(
         append.first_sequence + index,
         commit.recorded_at_ns,
         stored.kinds[index],
         append.source,
         stored.source_sequences[index],
-        crc32(payload),
-        payload,
+        stored.crcs[index],
+        stored.payloads[index],
     )
     return Happened(row, stored.facts[index])
 

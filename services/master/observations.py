@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
+from zlib import crc32
 
 from google.protobuf.message import DecodeError
 
@@ -43,13 +44,13 @@ def checked(
     if (size := sum(map(len, payloads))) > BATCH_BYTES_MAX:
         raise errors.InvalidRequest(f"a message holds {size} bytes of facts: send at most {BATCH_BYTES_MAX} in one")
     _refuse_disorder(last_sequence, sequences)
-    facts = _opened(sequences, payloads)
+    facts, crcs = _opened(sequences, payloads), list(map(crc32, payloads))
     if _plain_samples(node_id, facts):
-        return Batch(sequences, [_MEMORY_SAMPLED] * len(facts), payloads, facts, sampled_node_id=node_id)
+        return Batch(sequences, [_MEMORY_SAMPLED] * len(facts), payloads, crcs, facts, sampled_node_id=node_id)
     for sequence, fact in zip(sequences, facts, strict=True):
         if wrong := _wrong(node_id, fact):
             raise errors.InvalidRequest(f"observation {sequence}: {wrong}")
-    return Batch(sequences, list(map(log_format.kind, facts)), payloads, facts)
+    return Batch(sequences, list(map(log_format.kind, facts)), payloads, crcs, facts)
 
 
 def _refuse_disorder(last_sequence: int, sequences: Sequence[int]) -> None:
