@@ -31,6 +31,11 @@ HERTZ: Final = 2
 SECONDS_IN_COMMIT: Final = 50
 """Samples of so many seconds are appended at once: a day's commits would only measure the disk."""
 
+RESOLUTION_SECONDS: Final = 2 * 60
+"""Of a minute one sample is kept, the earliest or the latest, and the one before it may be as far away."""
+
+BEGUN_NS: Final = FakeClock().now_ns()
+
 LOG_BYTES_MAX: Final = 200 * 10**6
 
 
@@ -69,10 +74,14 @@ async def begin(cluster: Cluster) -> None:
 
 def samples(second: int) -> list[event_pb2.Fact]:
     return [
-        memory_sampled(f"n{number}", available=4 * GIB + (second + tick + number) % 1000 * MIB)
-        for tick in range(SECONDS_IN_COMMIT * HERTZ)
-        for number in range(NODES)
+        sample(number, second + tick / HERTZ) for tick in range(SECONDS_IN_COMMIT * HERTZ) for number in range(NODES)
     ]
+
+
+def sample(number: int, second: float) -> event_pb2.Fact:
+    fact = memory_sampled(f"n{number}", available=4 * GIB + round(HERTZ * second + number) % 1000 * MIB)
+    fact.memory_sampled.sample.taken_at.FromNanoseconds(BEGUN_NS + round(second * 1e9))
+    return fact
 
 
 async def decide(cluster: Cluster, instance_id: str) -> None:
@@ -82,8 +91,8 @@ async def decide(cluster: Cluster, instance_id: str) -> None:
     await cluster.append(given_nodes.placed(instance_id, outcome, spec), instance_released(instance_id))
 
 
-async def look(path: Path, digest: str, decided: list[int]) -> float:
-    """Begin again, explain every decision; returns the seconds until it had begun."""
+async def look(path: Path, digest: str, decided: list[int], moments: range) -> float:
+    """Begin again, explain every decision, and see the nodes at these seconds; returns those until it had begun."""
     started = time.perf_counter()
     async with opened(path, FakeClock()) as cluster:
         seconds = time.perf_counter() - started
@@ -92,7 +101,18 @@ async def look(path: Path, digest: str, decided: list[int]) -> float:
             before = state_at(cluster.log, at)
             assert place(before, record.spec, record.silent_node_ids) == record.placement
             assert len(before.nodes) == NODES
+        for moment in moments:
+            see(cluster, BEGUN_NS + moment * 10**9)
     return seconds
+
+
+def see(cluster: Cluster, moment_ns: int) -> None:
+    """At that time every node's memory was what it then had been, at the resolution that is kept."""
+    then = state_at(cluster.log, cluster.log.last_until(moment_ns))
+    assert len(then.nodes) == NODES
+    for node in then.nodes.values():
+        assert node.memory is not None
+        assert abs(moment_ns - node.memory.taken_at.ToNanoseconds()) <= RESOLUTION_SECONDS * 10**9
 
 
 def test_twenty_minutes_are_kept_short_and_every_decision_in_them_explained(tmp_path: Path) -> None:
@@ -100,7 +120,7 @@ def test_twenty_minutes_are_kept_short_and_every_decision_in_them_explained(tmp_
     life = live(path, 1 / 3, Policy(200, 600), decide_seconds=200, compact_seconds=300)
     digest, decided, _ = asyncio.run(life)
     assert len(decided) == 6
-    asyncio.run(look(path, digest, decided))
+    asyncio.run(look(path, digest, decided, range(660, 1200, 60)))
     assert path.stat().st_size < 8 * 10**6
 
 
@@ -113,6 +133,7 @@ def test_a_day_is_kept_short_and_every_decision_in_it_explained(tmp_path: Path) 
     print(f"resident {min(steady) >> 20} to {max(steady) >> 20} MiB, log {path.stat().st_size / 1e6:.0f} MB")
     assert max(steady) <= 1.1 * min(steady)
     assert path.stat().st_size <= LOG_BYTES_MAX
-    seconds = asyncio.run(look(path, digest, decided))
-    print(f"began again in {seconds:.3f} s, {len(decided)} decisions explained")
+    moments = range(0, 24 * 3600, 293)
+    seconds = asyncio.run(look(path, digest, decided, moments))
+    print(f"began again in {seconds:.3f} s, {len(decided)} decisions explained, {len(moments)} moments told")
     assert seconds < 5  # The figure is the benchmark's; this is for a machine that is busy.
