@@ -70,8 +70,9 @@ async def _measured(folder: Path, state: Path) -> list[Row]:
         async with rpc.channel(stack.addresses[0]) as channel:
             stub = runner_service_pb2_grpc.RunnerServiceStub(channel)
             found = await _in_flight(stub, instance_id)
-            found.append(await _left(stack, stub, instance_id))
             found += await _reused(stub, instance_id)
+            # After a prompt of that length: what one leaves to the next, and to the allocator of memory, stays.
+            found.append(await _left(stack, stub, instance_id))
             found += await _killed(stack, stub, instance_id)
     return found
 
