@@ -29,8 +29,11 @@ from ullage.v1 import runner_service_pb2_grpc
 
 CACHE: Final = Path(__file__).parent.parent / ".cache"
 LAYERS: Final = {1: (30,), 2: (15, 15), 3: (10, 10, 10)}
-ROUNDS: Final = ((sorted({1, os.cpu_count() or 1}), (1, 2, 3)), ((1,), (2,)))
-"""Of each, the floor's threads and the numbers of shards."""
+THREADS: Final = sorted({1, os.cpu_count() or 1})
+"""The floor's."""
+
+ROUNDS: Final = ((1, 2), (1, 2, 3), (1, 2), (1, 2), (1, 2))
+"""The numbers of shards that take their turn with the floor: what the machine gives differs by a fifth between two."""
 
 What = Literal["decode", "prefill"]
 Ask = Callable[[Any, str], Awaitable[float]]
@@ -55,8 +58,8 @@ async def _rates(what: What, ask: Ask, folder: Path, state: Path) -> tuple[dict[
     ours: defaultdict[int, list[float]] = defaultdict(list)
     floors: defaultdict[int, list[float]] = defaultdict(list)
     async with started(folder, state, runners=max(LAYERS)) as stack:
-        for threads_tried, shards_tried in ROUNDS:
-            for threads in threads_tried:
+        for shards_tried in ROUNDS:
+            for threads in THREADS:
                 floors[threads].append(await asyncio.to_thread(unsharded, threads, "ours", what))
             for shards in shards_tried:
                 instance_id = await stack.place(LAYERS[shards], concurrent=1)
