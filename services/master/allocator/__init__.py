@@ -22,9 +22,10 @@ from services.master.allocator.force import forced
 from services.master.allocator.placement import placement
 from services.master.allocator.refusal import refuse
 from services.master.allocator.request import Complaint, Request, understand
-from services.master.allocator.roster import Roster, Survey
+from services.master.allocator.roster import Roster
 from services.master.allocator.search import RUNNERS_UP_MAX
 from services.master.allocator.standing import stands
+from services.master.allocator.survey import Survey
 from services.master.allocator.tensor import not_runnable
 from services.master.state import State
 from ullage.v1 import model_pb2

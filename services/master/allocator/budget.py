@@ -22,7 +22,7 @@ from services.master.allocator.capacity import ROOM_BYTES_MAX
 from services.master.allocator.demand import Demand
 from services.master.allocator.ranges import Candidate
 from services.master.allocator.request import WHOLE_TENTHS, Request
-from services.master.allocator.roster import Bools, Floats, Ints, Known, Survey
+from services.master.allocator.survey import Bools, Floats, Ints, Known, Survey
 from ullage.v1 import model_pb2, node_pb2
 
 _NEVER_LIFTED: Final = frozenset({model_pb2.EXCLUSION_REQUESTED, model_pb2.EXCLUSION_NO_RUNNER})

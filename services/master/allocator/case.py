@@ -14,9 +14,9 @@ from services.master.allocator.hops import hops
 from services.master.allocator.pool import POOL_NODES_MAX, promising, roomiest
 from services.master.allocator.problem import STEPS_MAX, Members, Problem
 from services.master.allocator.request import Request
-from services.master.allocator.roster import Ints, Survey
 from services.master.allocator.search import RUNNERS_UP_MAX, solve
 from services.master.allocator.solution import Solution
+from services.master.allocator.survey import Ints, Survey
 from ullage.v1 import model_pb2
 
 _WIDE: Final = frozenset({model_pb2.OBJECTIVE_PROPORTIONAL, model_pb2.OBJECTIVE_THROUGHPUT})

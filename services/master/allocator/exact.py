@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from services.master.allocator.problem import Members, Problem
-from services.master.allocator.spans import Costs, Spans, spans
+from services.master.allocator.spans import Bools, Costs, Spans, spans
 
 EXACT_NODES_MAX: Final = 8
 """Sets of up to so many nodes are decided exactly: the rows of the recursion double with each node more."""
@@ -29,7 +29,6 @@ NOT_EQUAL: Final = 1 + 1e-7
 """Costs that differ by a larger factor are not equal, however they came about and were rounded."""
 
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
-Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 Row = tuple[Members, int, int]
 """A set, the node it begins with, the node it ends with."""
 

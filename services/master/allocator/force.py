@@ -16,8 +16,8 @@ import numpy as np
 from services.master.allocator.budget import Budgets, View
 from services.master.allocator.capacity import ROOM_BYTES_MAX
 from services.master.allocator.case import Case
-from services.master.allocator.roster import Ints
 from services.master.allocator.solution import Solution
+from services.master.allocator.survey import Ints
 
 PARTS: Final = 1024
 """In how many parts of its own size a node's room is widened."""

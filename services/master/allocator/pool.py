@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from services.master.allocator.budget import Budgets
-from services.master.allocator.roster import Floats, Ints
+from services.master.allocator.survey import Floats, Ints
 
 BETTER_NODES_MAX: Final = 4
 """A node is of interest as long as not more than so many are both roomier and faster."""

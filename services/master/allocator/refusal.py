@@ -24,7 +24,7 @@ from services.master.allocator.naming import counted, listed
 from services.master.allocator.pool import roomiest
 from services.master.allocator.reach import unreached
 from services.master.allocator.request import Request
-from services.master.allocator.roster import Held, Ints
+from services.master.allocator.survey import Held, Ints
 from services.master.allocator.wording import exclusion, node_line, size
 from ullage.v1 import model_pb2
 

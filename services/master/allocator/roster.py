@@ -6,204 +6,33 @@ its own copy of the columns, which stands still while it is decided, in whatever
 Rules this module lives by:
 - It holds nothing that the state does not: made anew from the same state it would be the same.
 - Rows stand in the order of the nodes' ids, never in that in which they joined.
-- What is not known is marked as such beside its column; the number there means nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final
 
 import numpy as np
 
 from services.master.allocator.capacity import ROOM_BYTES_MAX
+from services.master.allocator.columns import ESTIMATES, Promises, Readings, Runners
 from services.master.allocator.demand import Demands, Form, form_of
-from services.master.allocator.hops import Way, Ways, way
-from services.master.state import InstanceRecord, NodeRecord, State
-from ullage.v1 import model_pb2, node_pb2
+from services.master.allocator.hops import Way, way
+from services.master.allocator.survey import Bools, Ints, Known, Survey
+from services.master.state import NodeRecord, State
+from ullage.v1 import node_pb2
 
 MODELS_KEPT_MAX: Final = 32
 """For how many models it is kept which nodes have them."""
 
-Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
-
-_UNKNOWN: Final = node_pb2.PRESSURE_LEVEL_UNKNOWN
-
-_Figure = Literal[
-    "strict_available_bytes",
-    "balanced_available_bytes",
-    "ceiling_available_bytes",
-    "ram_total_bytes",
-    "device_limit_bytes",
-]
-_FIGURES: Final[dict[_Figure, attrgetter[int]]] = {name: attrgetter(name) for name in get_args(_Figure)}
-_LEVEL_OF: Final = attrgetter("pressure_level")
-_FLAGS_OF: Final = attrgetter("flags")
-_CHANGED_AT_OF: Final = attrgetter("changed_at")
-
-ESTIMATES: Final[dict[model_pb2.Admission.ValueType, _Figure]] = {
-    model_pb2.ADMISSION_STRICT: "strict_available_bytes",
-    model_pb2.ADMISSION_BALANCED: "balanced_available_bytes",
-    model_pb2.ADMISSION_CEILING: "ceiling_available_bytes",
-}
-"""The estimate that each admission trusts."""
-
 DEVICES_IN_RAM: Final = frozenset({"", "cpu", "metal"})
 """What runners compute on that has no memory of its own."""
 
-LEVELS: Final = frozenset(
-    {node_pb2.PRESSURE_LEVEL_NORMAL, node_pb2.PRESSURE_LEVEL_WARNING, node_pb2.PRESSURE_LEVEL_CRITICAL}
-)
-
-
-class Held(NamedTuple):
-    """A shard as it counts against its node."""
-
-    instance_id: str
-    unsettled_bytes: int
-    settled_bytes: int
-    held_bytes: int
-    shrinking: bool
-    running: bool
-
-
-class Known(NamedTuple):
-    """A column of bytes, and where it says something."""
-
-    bytes: Ints
-    known: Bools
-
-    def copied(self) -> Known:
-        """A column that stands still."""
-        return Known(self.bytes.copy(), self.known.copy())
-
-
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """The nodes at one moment."""
-
-    sequence: int
-    node_ids: list[str]
-    names: list[str]
-    """As people call them; the id where a name is missing, and beside it where that is not unique."""
-    friendly_names: list[str]
-    levels: Ints
-    estimates: Mapping[model_pb2.Admission.ValueType, Known]
-    ram_total: Known
-    device_limit: Known
-    device_free: Known
-    """What is free of a card's own memory, less what is to be loaded there, where the runner computes on one."""
-    held_bytes: Ints
-    """What their shards may hold in all."""
-    promised_bytes: Ints
-    overridden: Bools
-    overhead_bytes: Ints
-    forms: list[Form]
-    form: Ints
-    """The index of each one's form; -1 without a runner."""
-    bytes_per_second: Floats
-    flops_per_second: Floats
-    """Not a number where it is not known."""
-    has_model: Bools
-    shards: Mapping[int, tuple[Held, ...]]
-    """By row; only of nodes that have some."""
-    ways: Ways
-    blocked: Mapping[int, frozenset[str]]
-    """By row, the nodes that it tried and did not reach; only of nodes that miss some."""
-    instances: Mapping[str, InstanceRecord]
-    rows: Mapping[str, int]
-    """Each node's row."""
-    demands: Demands
-    """What models take, as far as it was worked out."""
-
-    def as_stored(self) -> Survey:
-        """The same nodes, of which those that can hold weights as stored do; itself where none can.
-
-        How fast such a node then is nobody measured: its speeds are of its usual form.
-        """
-        forms = [form.as_stored() for form in self.forms]
-        if forms == self.forms:
-            return self
-        changed = np.array([*(form.is_changed for form in forms), False])[self.form]
-        return replace(
-            self,
-            forms=forms,
-            bytes_per_second=np.where(changed, np.nan, self.bytes_per_second),
-            flops_per_second=np.where(changed, np.nan, self.flops_per_second),
-        )
-
-
-class Readings:
-    """What probes read, in columns."""
-
-    def __init__(self, count: int) -> None:
-        self.level = np.full(count, node_pb2.PRESSURE_LEVEL_UNKNOWN, dtype=np.int64)
-        self.figures = {name: _nothing_known(count) for name in _FIGURES}
-        self.overridden = np.zeros(count, dtype=np.bool_)
-        self.limit_assumed = np.zeros(count, dtype=np.bool_)
-
-    def take(self, rows: Sequence[int], samples: Sequence[node_pb2.MemorySample]) -> None:
-        """Take over what these nodes read: all of one column, then of the next, which is several times faster."""
-        self.level[rows] = [level if level in LEVELS else _UNKNOWN for level in map(_LEVEL_OF, samples)]
-        for name, column in self.figures.items():
-            # 64 bits without a sign are more than a column holds.
-            figures = np.fromiter(map(_FIGURES[name], samples), np.uint64, len(samples))
-            column.bytes[rows] = np.minimum(figures, ROOM_BYTES_MAX)
-            known = figures > 0
-            for place in np.flatnonzero(~known).tolist():
-                known[place] = samples[place].HasField(name)
-            column.known[rows] = known
-        self.overridden[rows] = self.limit_assumed[rows] = False
-        for row, flags in zip(rows, map(_FLAGS_OF, samples), strict=True):
-            if flags:
-                self.overridden[row] = node_pb2.MEMORY_FLAG_OVERRIDDEN in flags
-                self.limit_assumed[row] = node_pb2.MEMORY_FLAG_DEVICE_LIMIT_ASSUMED in flags
-
-
-class Runners:
-    """What runners said when they started, in columns."""
-
-    def __init__(self, count: int) -> None:
-        self.form = np.full(count, -1, dtype=np.int64)
-        self.overhead = np.zeros(count, dtype=np.int64)
-        self.device_limit = _nothing_known(count)
-        self.speeds = np.full((2, count), np.nan)
-
-    def take(self, row: int, runner: node_pb2.RunnerProfile, form: int) -> None:
-        """Take over what a runner says now."""
-        self.form[row] = form
-        self.overhead[row] = min(runner.shard_overhead_bytes, ROOM_BYTES_MAX)
-        self.device_limit.bytes[row] = min(runner.device_limit_bytes, ROOM_BYTES_MAX)
-        self.device_limit.known[row] = runner.HasField("device_limit_bytes")
-        self.speeds[0, row] = runner.decode_bytes_per_second or np.nan
-        self.speeds[1, row] = runner.flops_per_second or np.nan
-
-
-class Promises:
-    """What nodes hold and are promised, in columns."""
-
-    def __init__(self, count: int) -> None:
-        self.shards: dict[int, tuple[Held, ...]] = {}
-        self.held = np.zeros(count, dtype=np.int64)
-        self.unsettled = np.zeros(count, dtype=np.int64)
-        self.unloaded = np.zeros(count, dtype=np.int64)
-        """Of what is held, that of shards which do not run yet."""
-
-    def take(self, row: int, record: NodeRecord) -> None:
-        """Take over the shards a node has now."""
-        shards = tuple(_held(record))
-        if shards:
-            self.shards[row] = shards
-        elif self.shards.pop(row, None) is None:
-            return
-        self.held[row] = _sum(each.held_bytes for each in shards)
-        self.unsettled[row] = _sum(each.unsettled_bytes for each in shards)
-        self.unloaded[row] = _sum(each.held_bytes for each in shards if not each.running)
+_CHANGED_AT_OF: Final = attrgetter("changed_at")
 
 
 @dataclass(eq=False)
@@ -226,7 +55,7 @@ class Roster:
     _readings: Readings = field(default_factory=lambda: Readings(0))
     _runners: Runners = field(default_factory=lambda: Runners(0))
     _promises: Promises = field(default_factory=lambda: Promises(0))
-    _device_free: Known = field(default_factory=lambda: _nothing_known(0))
+    _device_free: Known = field(default_factory=lambda: Known.nothing(0))
     _links: dict[int, dict[str, node_pb2.Link]] = field(default_factory=dict)
     """By row, the links that were taken over."""
     _ways: dict[str, Mapping[str, Way]] = field(default_factory=dict)
@@ -321,7 +150,7 @@ class Roster:
         self._runners_seen = [None] * count
         self._membership_seen = self.state.membership_changed_at
         self._readings, self._runners, self._promises = Readings(count), Runners(count), Promises(count)
-        self._device_free = _nothing_known(count)
+        self._device_free = Known.nothing(count)
         self._links.clear()
         self._ways.clear()
         self._blocked.clear()
@@ -372,21 +201,6 @@ class Roster:
                 del self._models[next(iter(self._models))]
             self._models[model_id] = having
         return having
-
-
-def _held(record: NodeRecord) -> Iterator[Held]:
-    for (instance_id, _), shard in record.shards.items():
-        running = shard.status.phase == model_pb2.SHARD_PHASE_RUNNING
-        held = shard.held_bytes
-        yield Held(instance_id, shard.unsettled_bytes, shard.settled_bytes, held, shard.shrinking, running)
-
-
-def _sum(counts: Iterable[int]) -> int:
-    return min(sum(counts), ROOM_BYTES_MAX)
-
-
-def _nothing_known(count: int) -> Known:
-    return Known(np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.bool_))
 
 
 def _lower(sampled: Known, assumed: Bools, announced: Known) -> Known:

@@ -14,7 +14,8 @@ import numpy as np
 
 from services.master.allocator.budget import Budgets
 from services.master.allocator.request import Request
-from services.master.allocator.roster import Roster, Survey
+from services.master.allocator.roster import Roster
+from services.master.allocator.survey import Survey
 from services.master.state import State
 from ullage.v1 import model_pb2
 
