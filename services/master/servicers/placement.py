@@ -207,11 +207,12 @@ class PlacementServicer(placement_service_pb2_grpc.PlacementServiceServicer):
 
     async def _asked(self, spec: model_pb2.PlacementSpec) -> tuple[Request | Complaint, Survey, frozenset[str]]:
         """What is asked, the nodes as they are, and which of them are silent."""
+        roster = await self._caught_up()
+        # From here on nothing is awaited: what is there now is there when it is decided on.
         if spec.model_id not in self._cluster.state.models:
             raise errors.UnknownModel(spec.model_id)
         if spec.replace_instance_id:
             self._record(spec.replace_instance_id)
-        roster = await self._caught_up()
         request = understand(self._cluster.state, spec)
         return request, roster.survey(spec.model_id), self._cluster.silent_node_ids()
 
