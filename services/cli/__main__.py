@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from services.cli import (
+    config,
     diff,
     events,
     failure,
@@ -69,6 +70,7 @@ app.command(**service.PASS_THROUGH)(service.runner)
 app.command(**service.PASS_THROUGH)(service.doctor)
 app.command()(node.node)
 app.command()(status.status)
+app.command()(config.config)
 app.add_typer(models.app, name="models")
 app.command()(place.place)
 app.command()(release.release)

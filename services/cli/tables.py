@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from google.protobuf import duration_pb2
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from services.cli import names
 from services.cli.output import UNKNOWN, bytes_text, known_bytes_text, level_text
-from ullage.v1 import model_pb2, node_pb2, state_pb2
+from ullage.v1 import config_service_pb2, model_pb2, node_pb2, state_pb2
 
 _EXCLUSIONS: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
     model_pb2.EXCLUSION_CRITICAL: "its memory pressure is CRITICAL",
@@ -48,6 +49,20 @@ def nodes(state: state_pb2.ClusterState) -> Table:
             bytes_text(node.resident_bytes),
             known_bytes_text(node.memory, "own_bytes"),
             node.runner.address or "none",
+        )
+    return table
+
+
+def settings(settings: Iterable[config_service_pb2.Setting]) -> Table:
+    """One row for each option of a service: as it stands, where that comes from, and what else would set it."""
+    table = _table("OPTION", "VALUE", "FROM", "ENVIRONMENT")
+    for setting in settings:
+        source = config_service_pb2.SettingSource.Name(setting.source).removeprefix("SETTING_SOURCE_")
+        table.add_row(
+            setting.flag,
+            Text(setting.value if setting.HasField("value") else "none"),
+            source.replace("_", " ").lower(),
+            setting.environment_variable,
         )
     return table
 

@@ -14,10 +14,10 @@ import platformdirs
 import structlog
 import typer
 
-from services import logs, rpc
+from services import config, logs, rpc
 from services.clock import SystemClock
 from services.log_format import CorruptEventError
-from services.master.liveness import Bounds
+from services.master.liveness import Bounds, RunnerBounds
 from services.master.log_file import LogFileError
 from services.master.log_lock import LogLockedError
 from services.master.retention import Policy
@@ -30,6 +30,9 @@ SWITCH_INTERVAL_SECONDS: Final = 0.0005
 GARBAGE_THRESHOLD: Final = 20_000
 """Objects made before Python looks for cycles: a batch of facts makes thousands, and none of them is one."""
 
+STALLED_MORE_MS: Final = 500
+"""A runner is silent for longer than its node may be and be live; otherwise a machine that slept would be blamed."""
+
 log = structlog.get_logger()
 app = typer.Typer(add_completion=False)
 
@@ -39,7 +42,9 @@ class MasterFailedError(Exception):
 
 
 @app.command()
-def main(  # noqa: PLR0917 - each is an option, given by name
+def main(
+    context: typer.Context,
+    *,
     listen: Annotated[
         str,
         typer.Option(envvar="ULLAGE_MASTER_LISTEN", metavar="HOST:PORT", help="Port 0 takes any that is free."),
@@ -55,6 +60,26 @@ def main(  # noqa: PLR0917 - each is an option, given by name
     ] = 3_000,
     lost_after_ms: Annotated[
         int, typer.Option(envvar="ULLAGE_LOST_AFTER_MS", min=1, help="Silence after which a node is lost.")
+    ] = 30_000,
+    runner_stalled_after_ms: Annotated[
+        int | None,
+        typer.Option(
+            envvar="ULLAGE_RUNNER_STALLED_AFTER_MS",
+            min=1,
+            help="Silence after which a runner whose node is heard has failed; else half a second over the first.",
+        ),
+    ] = None,
+    runner_lost_after_ms: Annotated[
+        int,
+        typer.Option(
+            envvar="ULLAGE_RUNNER_LOST_AFTER_MS",
+            min=10_000,
+            help="Silence after which a runner's shards have failed.",
+        ),
+    ] = 15_000,
+    take_up_within_ms: Annotated[
+        int,
+        typer.Option(envvar="ULLAGE_TAKE_UP_WITHIN_MS", min=1, help="For a connected runner to take up a new shard."),
     ] = 30_000,
     keep_samples: Annotated[
         str, typer.Option(envvar="ULLAGE_KEEP_SAMPLES", help="Keep every sample for so long, then one a minute.")
@@ -76,13 +101,19 @@ def main(  # noqa: PLR0917 - each is an option, given by name
     gc.freeze()  # What is imported stays, and need not be looked through again.
     gc.set_threshold(GARBAGE_THRESHOLD)
     try:
+        log_path = log_path or (state_dir or platformdirs.user_state_path("ullage")) / LOG_NAME
+        runner_stalled_after_ms = runner_stalled_after_ms or suspect_after_ms + STALLED_MORE_MS
         settings = Settings(
             address=rpc.listen_address(listen, insecure=insecure),
-            log_path=log_path or (state_dir or platformdirs.user_state_path("ullage")) / LOG_NAME,
+            log_path=log_path,
             bounds=Bounds(suspect_after_ms / 1000, lost_after_ms / 1000),
             read_only=read_only,
             retention=Policy(seconds(keep_samples), seconds(keep_minutes)),
             ready_file=ready_file,
+            runner_bounds=RunnerBounds(
+                runner_stalled_after_ms / 1000, runner_lost_after_ms / 1000, take_up_within_ms / 1000
+            ),
+            options=config.settings(context, log_path=log_path, runner_stalled_after_ms=runner_stalled_after_ms),
         )
         asyncio.run(_run(settings))
     except (

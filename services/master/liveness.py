@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from ullage.v1 import state_pb2
 
@@ -19,6 +20,21 @@ class Bounds:
     suspect_after_seconds: float = 3.0
     """Six samples missed at 2 Hz: no new work goes there."""
     lost_after_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerBounds:
+    """How long a runner may keep its shards waiting, in seconds."""
+
+    stalled_after_seconds: float = 3.5
+    """Without a word, where its node's probe goes on speaking: more than a node may be silent and be live."""
+    lost_after_seconds: float = 15.0
+    """Without a word, also after the master's own start: its shards have failed."""
+    take_up_seconds: float = 30.0
+    """Connected, and told of a shard that it does not take up."""
+
+
+DEFAULT_RUNNER_BOUNDS: Final = RunnerBounds()
 
 
 def liveness(heard_at: float | None, now: float, bounds: Bounds) -> state_pb2.Liveness.ValueType:

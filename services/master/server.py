@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from services import config_servicer
 from services.clock import Clock
 from services.master import errors, view
 from services.master.cluster import Cluster, attached
@@ -51,7 +52,7 @@ class Master:
         self.address = ""
         self._settings = settings
         self._server = Server(StartingInterceptor(cluster))
-        self._dispatch = DispatchServicer(cluster)
+        self._dispatch = DispatchServicer(cluster, settings.runner_bounds)
         self._keeper = Keeper(cluster, cluster.log, settings.retention) if isinstance(cluster.log, EventLog) else None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,6 +89,7 @@ class Master:
             log_service_pb2_grpc.add_LogServiceServicer_to_server,
             LogServicer(self.cluster, self._keeper, self._settings.retention, self._settings.log_path),
         )
+        config_servicer.add(self._server, "master", version("ullage"), self._settings.options)
 
     async def _take_over(self) -> None:
         started = event_pb2.MasterStarted(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.master.liveness import Bounds
+from services.config import Setting
+from services.master.liveness import DEFAULT_RUNNER_BOUNDS, Bounds, RunnerBounds
 from services.master.retention import DEFAULT, Policy
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50500"
@@ -40,10 +41,16 @@ class Settings:
     ready_file: Path | None
     read_only: bool
     retention: Policy = DEFAULT
+    runner_bounds: RunnerBounds = DEFAULT_RUNNER_BOUNDS
+    options: tuple[Setting, ...] = ()
+    """All of it as it was said, for people."""
 
     def __post_init__(self) -> None:
         if not 0 < self.bounds.suspect_after_seconds <= self.bounds.lost_after_seconds:
             raise SettingsError("--suspect-after-ms must be above 0, and not above --lost-after-ms")
+
+        if self.runner_bounds.stalled_after_seconds <= self.bounds.suspect_after_seconds:
+            raise SettingsError("--runner-stalled-after-ms must be above --suspect-after-ms")
 
         if not 0 < self.retention.samples_seconds <= self.retention.minutes_seconds:
             raise SettingsError("--keep-samples must be above 0, and not above --keep-minutes")

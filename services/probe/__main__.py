@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import platformdirs
 import typer
 
-from services import event_engine, logs
+from services import config, event_engine, logs
 from services.clock import SystemClock
 from services.probe import lean
 from services.probe.estimator import Override
@@ -20,6 +20,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def probe(
+    context: typer.Context,
     *,
     master: Annotated[str, typer.Option(envvar="ULLAGE_MASTER", help="HOST:PORT of the master.")] = "127.0.0.1:50500",
     listen: Annotated[str, typer.Option(help="HOST:PORT to answer on; port 0 takes a free one.")] = "127.0.0.1:50501",
@@ -72,6 +73,7 @@ def probe(
             version=metadata.version("ullage"),
             root=root,
             ready_file=ready_file,
+            options=config.settings(context, state_dir=state_dir),
         )
     except SettingsError as error:
         typer.echo(f"ullage probe: {error}", err=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from services import rpc
+from services import config_servicer, rpc
 from services.clock import Clock, SystemClock
 from services.probe.failures import Failures
 from services.probe.identity import identity
@@ -41,6 +41,7 @@ async def run(settings: Settings) -> None:
     loop = _loop(settings, machine, failures, me.node_id, reporter, latest, clock)
     server = rpc.Server()
     server.add(SERVICE_NAME, probe_service_pb2_grpc.add_ProbeServiceServicer_to_server, ProbeServicer(latest, reporter))
+    config_servicer.add(server, "probe", settings.version, settings.options)
     port = await server.start(address)
     stop = _stop_signal()
     async with asyncio.TaskGroup() as tasks:

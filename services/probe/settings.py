@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from services.config import Setting
 from services.probe.estimator import Override
 
 _UNITS: Final = {
@@ -46,6 +47,8 @@ class Settings:
     """This release, told since whoever knows it need not run on."""
     root: Path
     ready_file: Path | None
+    options: tuple[Setting, ...] = ()
+    """All of it as it was said, for people."""
 
     def to_json(self) -> str:
         """All of it, for `from_json`."""
@@ -63,6 +66,7 @@ class Settings:
                 "root": Path(given["root"]),
                 "ready_file": None if ready_file is None else Path(ready_file),
                 "override": None if override is None else Override(**override),
+                "options": tuple(Setting(*option) for option in given["options"]),
             }
         )
 

@@ -17,12 +17,13 @@ from services import event_engine
 
 event_engine.leave_out()  # Here and in the shards; before anything imports gRPC.
 
-from services import logs, rpc
+from services import config, logs, rpc
 from services.clock import SystemClock
 from services.runner.description import DescriptionError
 from services.runner.identity import IdentityError
 from services.runner.runner import running
 from services.runner.settings import DEFAULT_ADDRESS, DEFAULT_MASTER, Settings, SettingsError
+from services.runner.supervisor import Bounds
 
 SHARD_COMMAND: Final = (sys.executable, "-m", "services.runner.shard")
 
@@ -32,6 +33,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
+    context: typer.Context,
     *,
     master: Annotated[
         str, typer.Option(envvar="ULLAGE_MASTER", metavar="HOST:PORT", help="Where the master is.")
@@ -59,6 +61,18 @@ def main(
         Literal["auto", "float32", "stored"],
         typer.Option(envvar="ULLAGE_WEIGHTS", help="How shards hold their weights; auto: what is fastest here."),
     ] = "auto",
+    start_within_ms: Annotated[
+        int, typer.Option(envvar="ULLAGE_START_WITHIN_MS", min=1, help="For a shard's process to answer.")
+    ] = 60_000,
+    stall_after_ms: Annotated[
+        int, typer.Option(envvar="ULLAGE_STALL_AFTER_MS", min=1, help="Without a step forward of a shard that loads.")
+    ] = 60_000,
+    stuck_after_ms: Annotated[
+        int, typer.Option(envvar="ULLAGE_STUCK_AFTER_MS", min=1, help="Of a shard that neither answers nor works.")
+    ] = 3_000,
+    answer_within_ms: Annotated[
+        int, typer.Option(envvar="ULLAGE_ANSWER_WITHIN_MS", min=1, help="For a shard to answer, however busy.")
+    ] = 15_000,
     ready_file: Annotated[Path | None, typer.Option(help="Written with the address once the runner listens.")] = None,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(envvar="ULLAGE_LOG_LEVEL")
@@ -67,15 +81,25 @@ def main(
     """Run this machine's runner: it takes assignments from the master, one child process for each shard."""
     logs.configure("runner", level=log_level)
     try:
+        state_dir = state_dir or platformdirs.user_state_path("ullage")
+        models_dir = models_dir or platformdirs.user_data_path("ullage") / "models"
+        threads = threads or _cores()
         settings = Settings(
             master=master,
             address=rpc.listen_address(listen, insecure=insecure),
             advertise=advertise,
-            state_dir=state_dir or platformdirs.user_state_path("ullage"),
-            models_dir=models_dir or platformdirs.user_data_path("ullage") / "models",
-            threads=threads or _cores(),
+            state_dir=state_dir,
+            models_dir=models_dir,
+            threads=threads,
             weights=weights,
             ready_file=ready_file,
+            bounds=Bounds(
+                start_seconds=start_within_ms / 1000,
+                stall_seconds=stall_after_ms / 1000,
+                stuck_seconds=stuck_after_ms / 1000,
+                answer_seconds=answer_within_ms / 1000,
+            ),
+            options=config.settings(context, state_dir=state_dir, models_dir=models_dir, threads=threads),
         )
         asyncio.run(_run(settings))
     except (SettingsError, rpc.AddressError, IdentityError, DescriptionError) as error:

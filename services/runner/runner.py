@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from services import rpc
+from services import config_servicer, rpc
 from services.clock import Clock
 from services.runner import identity, links, model_files, models, servicer
 from services.runner.description import NAMES_OF_FORMS, describe
@@ -24,14 +24,11 @@ from services.runner.roster import Roster
 from services.runner.session import Session
 from services.runner.settings import Settings
 from services.runner.shards import Shards
-from services.runner.supervisor import Bounds, Workshop
+from services.runner.supervisor import Workshop
 from ullage.v1 import dispatch_service_pb2, event_pb2, model_file_service_pb2_grpc, node_pb2
 
 MODELS_PERIOD_SECONDS: Final = 1.0
 """How often the models on disk are looked at: a model that was just added can be placed at once."""
-
-STOP_BOUNDS: Final = Bounds(terminate_seconds=2.0)
-"""Whoever stops the runner waits for it, and kills it if that takes long."""
 
 FAREWELL_SECONDS: Final = 1.0
 """For the last facts to reach the master."""
@@ -75,6 +72,7 @@ class Runner:
             model_file_service_pb2_grpc.add_ModelFileServiceServicer_to_server,
             model_files.ModelFileServicer(self._settings.models_dir),
         )
+        config_servicer.add(server, "runner", self.profile.ullage_version, self._settings.options)
         port = await server.start(self._settings.address)
         self.profile.address = self._settings.advertised(port)
         await server.set_serving(serving=True)
@@ -141,7 +139,7 @@ async def running(
             fetcher=Fetcher(profile.node_id, settings.models_dir, clock),
             clock=clock,
             tell=outbox.add,
-            bounds=STOP_BOUNDS,
+            bounds=settings.bounds,
             roster=roster,
         )
         runner = Runner(settings, profile, shop, outbox)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from services.config import Setting
+from services.runner.supervisor import DEFAULT_BOUNDS, Bounds
+
 DEFAULT_MASTER: Final = "127.0.0.1:50500"
 DEFAULT_ADDRESS: Final = "127.0.0.1:50502"
 
@@ -30,6 +33,9 @@ class Settings:
     """For all shards together."""
     weights: Literal["auto", "float32", "stored"]
     ready_file: Path | None
+    bounds: Bounds = DEFAULT_BOUNDS
+    options: tuple[Setting, ...] = ()
+    """All of it as it was said, for people."""
 
     def __post_init__(self) -> None:
         host = self.address.rpartition(":")[0]

@@ -57,12 +57,15 @@ class Bounds:
     answer_seconds: float = 15.0
     """Without an answer to a health check, however busy."""
     check_period_seconds: float = 1.0
-    terminate_seconds: float = 3.0
-    """From being asked to end to being killed."""
+    terminate_seconds: float = 2.0
+    """From being asked to end to being killed. Whoever stops the runner waits so long, and would kill it."""
     explain_seconds: float = 2.0
     """From the end of the connection to the end of the process, which says more."""
     blame_seconds: float = 0.5
     """For another rank that is blamed to be heard first: its own runner knows more."""
+
+
+DEFAULT_BOUNDS: Final = Bounds()
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class Workshop:
     clock: Clock
     tell: Callable[[event_pb2.Fact], None]
     """Takes what the master shall know."""
-    bounds: Bounds = Bounds()
+    bounds: Bounds = DEFAULT_BOUNDS
     roster: Roster | None = None
     """Where the probe reads which processes are shards."""
 

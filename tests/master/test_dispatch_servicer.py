@@ -14,6 +14,7 @@ import pytest
 
 from services import rpc
 from services.master.cluster import Cluster, opened
+from services.master.liveness import DEFAULT_RUNNER_BOUNDS, RunnerBounds
 from services.master.servicers.dispatch import DispatchServicer
 from tests.clocks import FakeClock
 from ullage.v1 import (
@@ -104,10 +105,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def served(log_path: Path) -> AsyncIterator[Bench]:
+async def served(log_path: Path, bounds: RunnerBounds = DEFAULT_RUNNER_BOUNDS) -> AsyncIterator[Bench]:
     clock = FakeClock()
     async with opened(log_path, clock) as cluster:
-        servicer = DispatchServicer(cluster, clock=clock)
+        servicer = DispatchServicer(cluster, bounds, clock=clock)
         server = rpc.Server()
         server.add(
             "ullage.v1.DispatchService",
@@ -285,6 +286,15 @@ async def test_a_runner_that_is_silent_while_its_nodes_probe_speaks_fails_its_sh
     await bench.pass_seconds(2)
 
     assert await bench.failure("i1") == "rank 0 on n1 failed while RUNNING: its runner has not been heard for 4 s"
+
+
+async def test_a_runner_is_not_blamed_before_its_node_would_be(tmp_path: Path) -> None:
+    async with served(tmp_path / "events.db", RunnerBounds(stalled_after_seconds=900.5)) as bench:
+        await running_shard(bench)
+        for _ in range(9):
+            bench.cluster.hear("n1")
+            await bench.pass_seconds(1)
+        assert bench.cluster.state.instances["i1"].failure == ""
 
 
 async def test_what_a_lost_runner_was_to_unload_is_given_up_too(bench: Bench) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from services.config import Setting
 from services.probe.estimator import Override
 from services.probe.settings import Settings, SettingsError, override, parse_memory
+from ullage.v1 import config_service_pb2
 
 
 @pytest.mark.parametrize(
@@ -54,5 +56,9 @@ def test_settings_survive_being_passed_on(override: Override | None) -> None:
         version="0.1.0",
         root=Path("/"),
         ready_file=None if override is None else Path("/ready"),
+        options=(
+            Setting("--period-ms", "500", config_service_pb2.SETTING_SOURCE_COMMAND_LINE, None),
+            Setting("--memory", None, config_service_pb2.SETTING_SOURCE_DEFAULT, "MEMORY"),
+        ),
     )
     assert Settings.from_json(settings.to_json()) == settings

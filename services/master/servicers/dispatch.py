@@ -19,6 +19,7 @@ import structlog
 from services.clock import Clock, SystemClock
 from services.master import dispatch, errors
 from services.master.cluster import Cluster
+from services.master.liveness import DEFAULT_RUNNER_BOUNDS, RunnerBounds
 from services.master.runner_session import RunnerSession
 from services.master.servicers.errors import translated
 from services.master.subscription import Subscription
@@ -37,17 +38,8 @@ HELLO_SECONDS: Final = 10.0
 SESSION_SILENT_SECONDS: Final = 10.0
 """A runner speaks every second. One that has not for so long is not there, whatever its connection looks like."""
 
-RUNNER_LOST_SECONDS: Final = 15.0
-"""Without a word from a runner, also after the master's own start: its shards have failed."""
-
 RUNNER_GONE_SECONDS: Final = 4.0
 """Without a session that the runner itself, or its machine, has ended: one that lives dials again within two."""
-
-RUNNER_STALLED_SECONDS: Final = 3.5
-"""Without a word from a runner whose node's probe goes on speaking: more than a node may be silent and be live."""
-
-DISPATCH_SECONDS: Final = 30.0
-"""For a connected runner to take up a shard it was told of."""
 
 CONNECTIVITY_SECONDS: Final = 10.0
 """For all runners to have dialled all others; each dial has its own, shorter bound."""
@@ -80,8 +72,11 @@ class _Absence(NamedTuple):
 class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
     """DispatchService over the one cluster. `run` has to be running beside it."""
 
-    def __init__(self, cluster: Cluster, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, bounds: RunnerBounds = DEFAULT_RUNNER_BOUNDS, *, clock: Clock | None = None
+    ) -> None:
         self._cluster = cluster
+        self._bounds = bounds
         self._clock = clock or SystemClock()
         self._sessions: dict[str, RunnerSession] = {}
         self._absent: dict[str, _Absence] = {}
@@ -135,7 +130,7 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         if self._is_stalled(session):
             return _Absence(session.heard_at, now)
         if now - session.heard_at >= SESSION_SILENT_SECONDS:
-            return _Absence(session.heard_at, session.heard_at + RUNNER_LOST_SECONDS)
+            return _Absence(session.heard_at, session.heard_at + self._bounds.lost_after_seconds)
         return _Absence(session.heard_at, now + RUNNER_GONE_SECONDS)
 
     async def _announce(self, session: RunnerSession, profile: node_pb2.RunnerProfile) -> None:
@@ -275,7 +270,7 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
     def _is_stalled(self, session: RunnerSession) -> bool:
         silent_seconds = self._clock.monotonic() - session.heard_at
         is_node_live = self._cluster.liveness(session.node_id) == state_pb2.LIVENESS_LIVE
-        return silent_seconds >= RUNNER_STALLED_SECONDS and is_node_live
+        return silent_seconds >= self._bounds.stalled_after_seconds and is_node_live
 
     def _end_silent_sessions(self) -> None:
         now = self._clock.monotonic()
@@ -289,7 +284,7 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         """What fails the shards of runners that have been without a session for too long."""
         now = self._clock.monotonic()
         facts: list[event_pb2.Fact] = []
-        unheard = _Absence(self._started_at, self._started_at + RUNNER_LOST_SECONDS)
+        unheard = _Absence(self._started_at, self._started_at + self._bounds.lost_after_seconds)
         for node_id, node in self._cluster.state.nodes.items():
             absence = self._absent.get(node_id, unheard)
             if node.shards and node_id not in self._sessions and now >= absence.lost_at:
@@ -307,10 +302,11 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         }
         waiting = {key for keys in untaken.values() for key in keys}
         self._untaken_since = {key: self._untaken_since.get(key, now) for key in waiting}
-        message = f"its runner is connected and did not take it up for {DISPATCH_SECONDS:g} s: start the runner again"
+        bound = self._bounds.take_up_seconds
+        message = f"its runner is connected and did not take it up for {bound:g} s: start the runner again"
         facts: list[event_pb2.Fact] = []
         for node_id, keys in sorted(untaken.items()):
-            late = {key for key in keys if now - self._untaken_since[key] >= DISPATCH_SECONDS}
+            late = {key for key in keys if now - self._untaken_since[key] >= bound}
             facts += dispatch.given_up(self._cluster.state, node_id, late, message)
         return facts
 
