@@ -175,9 +175,12 @@ class Fetcher:
         free_bytes = shutil.disk_usage(self._models_dir).free
         if missing_bytes and missing_bytes + SPARE_BYTES > free_bytes:
             short_bytes = missing_bytes + SPARE_BYTES - free_bytes
+            kept_bytes, kept_in = fetch.folder.others_bytes(), fetch.folder.path.parent
+            kept = f" ({kept_bytes:,} are parts of other models in {kept_in}, and may go)" if kept_bytes else ""
             raise FetchError(
                 f"{missing_bytes:,} bytes of {fetch.assignment.model.model_id} are to be fetched and the disk of its "
-                f"models directory has {free_bytes:,} free: free {short_bytes:,} more, or choose another --models-dir"
+                f"models directory has {free_bytes:,} free: free {short_bytes:,} more{kept}, "
+                "or choose another --models-dir"
             )
 
     async def _bring_missing(self, fetch: _Fetch, stub: Any, name: str, wanted: Range) -> None:

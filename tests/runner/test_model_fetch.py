@@ -15,7 +15,7 @@ from services import model_folder, rpc
 from services.clock import SystemClock
 from services.runner import model_files, models, partial_model
 from services.runner.model_fetch import Fetcher, FetchError
-from services.runner.partial_model import Cut, Range, joined, without
+from services.runner.partial_model import PARTIAL_FOLDER, Cut, Range, joined, without
 from tests.runner.shard import tiny_weights
 from ullage.v1 import dispatch_service_pb2, model_file_service_pb2, model_file_service_pb2_grpc, model_pb2
 
@@ -215,6 +215,19 @@ async def test_a_disk_without_room_is_refused_before_anything_is_fetched_with_wh
     with pytest.raises(FetchError, match=r"are to be fetched and the disk of its models directory has .* free: free"):
         await fetch(full_disk, assignment(model, source[1]))
     assert source[0].sent_bytes < 20_000  # The header alone, which says what is needed.
+
+
+async def test_a_disk_full_of_parts_of_other_models_is_told_of_them(
+    model: model_pb2.Model, source: tuple[Source, str], full_disk: Path
+) -> None:
+    other = full_disk / PARTIAL_FOLDER / "other-0123456789ab"
+    other.mkdir(parents=True)
+    with (other / "model.safetensors").open("wb") as file:
+        file.write(bytes(64 << 10))
+        file.truncate(1 << 40)
+    with pytest.raises(FetchError) as refused:
+        await fetch(full_disk, assignment(model, source[1]))
+    assert f"(65,536 are parts of other models in {other.parent}, and may go)" in str(refused.value)
 
 
 async def test_another_model_of_that_name_is_not_taken(
