@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,16 @@ async def test_a_subscriber_sees_what_comes_after_it_began(cluster: Cluster) -> 
         await cluster.append(memory_sampled("b"))
         (event,) = await anext(subscription)
     assert event.sequence == 2
+
+
+async def test_what_comes_in_the_turn_in_which_the_time_runs_out_has_arrived() -> None:
+    subscription = subscriptions.Subscription(None, 0)
+    waiting = asyncio.create_task(subscription.arrived(0.01))
+    await asyncio.sleep(0)
+    time.sleep(0.02)  # noqa: ASYNC251 - the loop stands still, as that of a busy machine does
+    await asyncio.sleep(0)  # To the turn in which the timer rings, after this.
+    subscription.put(subscriptions.Happenings([]))
+    assert await waiting
 
 
 async def test_a_subscriber_to_some_kinds_sees_only_these(cluster: Cluster) -> None:
