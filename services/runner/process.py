@@ -28,7 +28,7 @@ from services.runner.vital_signs import Reading
 KILL_SECONDS: Final = 5.0
 """For how long a killed process is waited for; it can be stuck in the kernel, and nothing more can be done."""
 
-STDERR_SECONDS: Final = 0.5
+STDERR_SECONDS: Final = 1.0
 """For how long the rest of stderr is read after the end; a grandchild may hold it open."""
 
 _THREAD_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -98,15 +98,8 @@ class ShardProcess:
         return self._tail.lines()
 
     def reading(self) -> Reading | None:
-        """The process now, None when it is gone."""
-        try:
-            seen = psutil.Process(self.pid)
-            with seen.oneshot():
-                times = seen.cpu_times()
-                stopped = seen.status() in _STOPPED
-                return Reading(int(seen.memory_info().rss), times.user + times.system, stopped)
-        except psutil.Error:
-            return None
+        """The process now, None when it is gone or about to be."""
+        return reading_of(self.pid)
 
     def kill(self) -> None:
         """Have it and all it started end at once, without waiting."""
@@ -146,6 +139,23 @@ def _environment(folder: Path, threads: int) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
     }
+
+
+def reading_of(pid: int) -> Reading | None:
+    """The process `pid` now, None when it is gone.
+
+    One that ends gives its memory back before it is seen to be gone, and holds none then: that is no news of what it
+    held, nor of whether it is at work.
+    """
+    try:
+        seen = psutil.Process(pid)
+        with seen.oneshot():
+            times = seen.cpu_times()
+            stopped = seen.status() in _STOPPED
+            resident_bytes = int(seen.memory_info().rss)
+    except psutil.Error:
+        return None
+    return Reading(resident_bytes, times.user + times.system, stopped) if resident_bytes else None
 
 
 def exit_words(returncode: int) -> str:

@@ -30,8 +30,10 @@ from ullage.v1 import dispatch_service_pb2, event_pb2, model_file_service_pb2_gr
 MODELS_PERIOD_SECONDS: Final = 1.0
 """How often the models on disk are looked at: a model that was just added can be placed at once."""
 
-FAREWELL_SECONDS: Final = 1.0
-"""For the last facts to reach the master."""
+FAREWELL_LOOKS_MAX: Final = 50
+"""For the last facts to reach the master: a second. Looks, for who is stopped meanwhile gets nothing across."""
+
+FAREWELL_LOOK_SECONDS: Final = 0.02
 
 SOCKET_PATH_MAX: Final = 100
 """Shorter than the shortest limit of any system (104 bytes)."""
@@ -106,9 +108,10 @@ class Runner:
     async def end_shards(self) -> None:
         """End every shard, and let the master know if it is there."""
         await self.shards.close("its runner was stopped")
-        deadline = self._clock.monotonic() + FAREWELL_SECONDS
-        while self.session.connected and not self.outbox.empty and self._clock.monotonic() < deadline:
-            await self._clock.sleep(0.02)
+        for _ in range(FAREWELL_LOOKS_MAX):
+            if not self.session.connected or self.outbox.empty:
+                return
+            await self._clock.sleep(FAREWELL_LOOK_SECONDS)
 
     async def close(self) -> None:
         """Let go of the connection to the master."""

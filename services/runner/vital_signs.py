@@ -12,6 +12,11 @@ IDLE_SHARE_MAX: Final = 0.05
 """Of one core: what a process takes that waits for something. gRPC's own threads never sleep for long."""
 
 
+LOOK_SECONDS_MAX: Final = 1.0
+"""What one reading can tell of, twice the time between two. Whoever looks later than that was held up himself, and
+knows nothing of the time before."""
+
+
 class Reading(NamedTuple):
     """A process at one moment."""
 
@@ -32,6 +37,9 @@ class VitalSigns:
 
     def see(self, reading: Reading, now: float) -> None:
         """Take the reading made at `now`, in seconds of a monotonic clock."""
+        held_up_seconds = max(0.0, now - self._seen_at - LOOK_SECONDS_MAX)
+        self._running_at += held_up_seconds
+        self._busy_at += held_up_seconds
         if not reading.is_stopped:
             self._running_at = now
         used_seconds = reading.processor_seconds - self._processor_seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services import model_folder
-from services.clock import SystemClock
+from services.clock import Clock, SystemClock
 from services.runner.model_fetch import Fetcher
 from services.runner.supervisor import Bounds, Workshop
 from tests import tiny_models
@@ -50,7 +50,7 @@ def tiny_model(tiny_models_dir: Path) -> model_pb2.Model:
 def workshop(told: Told, short_folder: Path, tiny_models_dir: Path) -> MakeWorkshop:
     """Makes a workshop whose shards behave as asked."""
 
-    def make(behaviour: str, bounds: Bounds | None = None) -> Workshop:
+    def make(behaviour: str, bounds: Bounds | None = None, clock: Clock | None = None) -> Workshop:
         return Workshop(
             node_id="n1",
             command=(sys.executable, str(FAKE_SHARD), behaviour),
@@ -58,7 +58,7 @@ def workshop(told: Told, short_folder: Path, tiny_models_dir: Path) -> MakeWorks
             folder=short_folder,
             models_dir=tiny_models_dir,
             fetcher=Fetcher("n1", tiny_models_dir, SystemClock()),
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             tell=told,
             bounds=bounds or Bounds(),
         )

@@ -30,6 +30,9 @@ DESCRIPTION = {
     "blas": "none",
 }
 TOTAL_BYTES = 1000
+STEPS = 5
+
+GROWN_BYTES = 200 << 20
 
 
 class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
@@ -38,6 +41,9 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
         self.instance_id = instance_id
         self.rank = rank
         self.held = b""
+        self.cues = asyncio.Semaphore(0)
+        """One for each SIGUSR1 that came, by which a test says that it has seen enough."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.cues.release)
 
     def status(self, phase: model_pb2.ShardPhase.ValueType, done_bytes: int | None = None) -> model_pb2.ShardStatus:
         status = model_pb2.ShardStatus(instance_id=self.instance_id, rank=self.rank, phase=phase)
@@ -50,10 +56,10 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
     ) -> AsyncIterator[shard_service_pb2.LoadResponse]:
         yield shard_service_pb2.LoadResponse(status=self.status(model_pb2.SHARD_PHASE_CONNECTING))
         await self.misbehave_in("connecting")
-        for done_bytes in range(0, TOTAL_BYTES + 1, TOTAL_BYTES // 5):
+        for done_bytes in range(0, TOTAL_BYTES + 1, TOTAL_BYTES // STEPS):
             yield shard_service_pb2.LoadResponse(status=self.status(model_pb2.SHARD_PHASE_LOADING, done_bytes))
             if self.behaviour == "slow":
-                await asyncio.sleep(0.3)
+                await self.cues.acquire()
         await self.misbehave_in("loading")
         if self.behaviour == "fails":
             failed = self.status(model_pb2.SHARD_PHASE_FAILED)
@@ -67,18 +73,17 @@ class FakeShard(shard_service_pb2_grpc.ShardServiceServicer):
         if self.behaviour == f"stalls-{phase}":
             await asyncio.Event().wait()
         if self.behaviour == f"crashes-{phase}":
-            # What was said before shall have left.
-            await asyncio.sleep(0.5)
+            # What was said before shall have arrived.
+            await self.cues.acquire()
             crash()
         match phase, self.behaviour:
             case "running", "deaf":
                 time.sleep(60)  # noqa: ASYNC251 - which is the point
             case "running", "deaf-at-work":
-                until = time.monotonic() + 2.5
-                while time.monotonic() < until:
+                while True:
                     pass
             case "running", "grows":
-                self.held = b"\1" * (200 << 20)
+                self.held = b"\1" * GROWN_BYTES
             case _:
                 pass
 

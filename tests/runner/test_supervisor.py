@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from services.runner.supervisor import Bounds, ShardSupervisor
-from tests.runner.told import WAIT_SECONDS, MakeAssignment, MakeWorkshop, Told, shard_processes
+from tests.clocks import FakeClock
+from tests.runner.fake_shard import GROWN_BYTES, STEPS, TOTAL_BYTES
+from tests.runner.told import MakeAssignment, MakeWorkshop, Told, pass_by, shard_processes, until
 from ullage.v1 import model_pb2, node_pb2
 
 
@@ -51,6 +53,8 @@ async def test_a_crash_is_told_with_its_exit_code_phase_and_last_words(
     workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
 ) -> None:
     shard = ShardSupervisor(assignment(), 1, 1, workshop("crashes-loading"))
+    await told.until("LOADING")
+    shard_processes()[0].send_signal(signal.SIGUSR1)
     await shard.wait()
 
     failure = told.statuses[-1].failure
@@ -60,15 +64,21 @@ async def test_a_crash_is_told_with_its_exit_code_phase_and_last_words(
     assert failure.stderr_lines == ["loading layer 7", "check failed: status", "aborted"]
 
 
-@pytest.mark.parametrize("phase", ["CONNECTING", "LOADING"])
+@pytest.mark.parametrize(("phase", "done_bytes"), [("CONNECTING", 0), ("LOADING", TOTAL_BYTES)])
 async def test_a_phase_without_progress_fails_within_its_bound(
-    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told, phase: str
+    workshop: MakeWorkshop, assignment: MakeAssignment, told: Told, phase: str, done_bytes: int
 ) -> None:
-    shop = workshop(f"stalls-{phase.lower()}", Bounds(stall_seconds=0.5))
-    await ShardSupervisor(assignment(), 1, 1, shop).wait()
+    clock = FakeClock()
+    shard = ShardSupervisor(assignment(), 1, 1, workshop(f"stalls-{phase.lower()}", clock=clock))
+    await told.until_by(clock, phase)
+    await until(lambda: shard.status.done_bytes == done_bytes)
+    await pass_by(clock, 60.0)
+    assert told.phases[-1] == phase
+    clock.advance(1.0)
+    await shard.wait()
 
     failure = told.statuses[-1].failure
-    assert failure.message == "no progress for 0.5 s"
+    assert failure.message == "no progress for 60 s"
     assert failure.phase == model_pb2.ShardPhase.Value(f"SHARD_PHASE_{phase}")
     assert shard_processes() == []
 
@@ -76,8 +86,19 @@ async def test_a_phase_without_progress_fails_within_its_bound(
 async def test_a_slow_shard_that_gets_on_is_left_in_peace(
     workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
 ) -> None:
-    # Six steps of 0.3 s: longer in all than the bound, each shorter.
-    shard = ShardSupervisor(assignment(), 1, 1, workshop("slow", Bounds(stall_seconds=1.2)))
+    # Six steps of 50 s: longer in all than the bound, each shorter.
+    clock = FakeClock()
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("slow", clock=clock))
+    await told.until_by(clock, "LOADING")
+    (process,) = shard_processes()
+
+    def has_done(steps: int) -> bool:
+        return shard.status.done_bytes == steps * TOTAL_BYTES // STEPS
+
+    for steps in range(STEPS + 1):
+        await until(partial(has_done, steps))
+        await pass_by(clock, 50.0)
+        process.send_signal(signal.SIGUSR1)
     await told.until("RUNNING")
 
     assert told.phases == ["STARTING", "CONNECTING", "LOADING", "RUNNING"]
@@ -167,9 +188,19 @@ async def test_a_process_that_neither_answers_nor_works_is_stuck(
 async def test_a_process_that_does_not_answer_since_it_works_is_only_slow(
     workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
 ) -> None:
-    shard = ShardSupervisor(assignment(), 1, 1, workshop("deaf-at-work", QUICK))
-    await told.until("RUNNING")
-    await asyncio.sleep(3.5)
+    clock = FakeClock()
+    shard = ShardSupervisor(assignment(), 1, 1, workshop("deaf-at-work", QUICK, clock))
+    await told.until_by(clock, "RUNNING")
+    (process,) = shard_processes()
+
+    def has_worked(seconds: float) -> bool:
+        return process.cpu_times().user >= seconds
+
+    for _ in range(7):
+        # However long it waits for a processor, it has worked by the time the clock goes on.
+        await until(partial(has_worked, process.cpu_times().user + 0.1))
+        await pass_by(clock, 0.5)
+        assert told.phases[-1] == "RUNNING"
     shard.stop()
     await shard.wait()
 
@@ -191,17 +222,15 @@ async def test_a_shard_over_its_promise_is_told_as_that_and_its_end_tells_what_c
     promised = assignment()
     promised.shard.bytes.total_bytes = 100 << 20
     shard = ShardSupervisor(promised, 1, 1, workshop("grows"))
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not told.statuses or not told.statuses[-1].HasField("over_grant_bytes"):
-            told.arrived.clear()
-            await told.arrived.wait()
+    # Seen whole: while it grows it is over its promise already.
+    await told.until_true(lambda: told.statuses[-1].resident_bytes >= GROWN_BYTES)
     over = told.statuses[-1]
     assert over.over_grant_bytes == over.resident_bytes - (100 << 20)
 
     shard.stop()
     await shard.wait()
 
-    assert told.statuses[-1].returned_bytes >= 200 << 20
+    assert told.statuses[-1].returned_bytes >= GROWN_BYTES
     assert told.statuses[-1].resident_bytes == 0
 
 
@@ -221,8 +250,7 @@ async def test_a_shard_stopped_while_it_starts_is_unloaded_and_not_failed(
     workshop: MakeWorkshop, assignment: MakeAssignment, told: Told
 ) -> None:
     shard = ShardSupervisor(assignment(), 1, 1, workshop("never-listens"))
-    while not shard_processes():  # noqa: ASYNC110 - nobody tells of a process
-        await asyncio.sleep(0.01)
+    await until(lambda: shard_processes() != [])
     shard.stop()
     await shard.wait()
 
@@ -267,11 +295,9 @@ async def test_the_requests_a_shard_serves_are_passed_on_as_facts(
 ) -> None:
     shard = ShardSupervisor(assignment(), 1, 1, workshop("generates"))
     await told.until("RUNNING")
-    async with asyncio.timeout(10):
-        while not told.facts[-1].HasField("generation_finished"):
-            told.arrived.clear()
-            await told.arrived.wait()
+    await told.until_true(lambda: any(fact.HasField("generation_finished") for fact in told.facts))
 
-    assert told.facts[-1].generation_finished.generated_tokens == 5
+    (finished,) = (fact.generation_finished for fact in told.facts if fact.HasField("generation_finished"))
+    assert finished.generated_tokens == 5
     shard.stop()
     await shard.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.runner.grant import over_grant_bytes
-from services.runner.vital_signs import Reading, VitalSigns
+from services.runner.vital_signs import LOOK_SECONDS_MAX, Reading, VitalSigns
 
 MIB = 1 << 20
 
@@ -30,6 +30,11 @@ def test_a_process_is_idle_while_it_takes_next_to_no_time() -> None:
 
 def test_a_process_at_work_is_not_idle() -> None:
     assert seen((1, 1.0, False), (2, 1.0, False), (3, 1.2, False)).idle_seconds == 0
+
+
+def test_whoever_looks_late_was_held_up_and_blames_nobody_for_that_time() -> None:
+    assert seen((1, 1.0, False), (100, 1.0, False)).idle_seconds == LOOK_SECONDS_MAX
+    assert seen((1, 1.0, False), (100, 1.0, True)).stopped_seconds == LOOK_SECONDS_MAX
 
 
 @pytest.mark.parametrize(
