@@ -39,7 +39,8 @@ from ullage.v1 import (
     placement_service_pb2_grpc,
 )
 
-STOP_GRACE_SECONDS: Final = 1.0
+STOP_GRACE_SECONDS: Final = 3.0
+"""For calls that are answered and streams that are told why they end, on a machine that is busy with others too."""
 
 log = structlog.get_logger()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from services import rpc
 from services.master import subscription as subscriptions
 from services.master.allocator import RULES_VERSION, place
 from services.master.cluster import Cluster, attached, opened
+from services.master.event_log import EventLog
 from services.master.servicers.events import EventServicer, add_to_server
 from services.master.view import state_hash
 from tests.clocks import FakeClock
@@ -108,13 +110,18 @@ async def test_a_follower_from_a_time_begins_with_the_first_event_since(
 async def test_live_events_go_out_together_in_batches_of_64_at_most(stub: Stub, cluster: Cluster) -> None:
     call = stub.Follow(event_service_pb2.FollowRequest())
     await followed(call)
-    await asyncio.gather(*[cluster.append(memory_sampled("a")) for _ in range(150)])
+    assert isinstance(cluster.log, EventLog)
+    disk = threading.Event()
+    blocked = cluster.log.do(lambda _: disk.wait(60))
+    appends = [asyncio.create_task(cluster.append(memory_sampled("a"))) for _ in range(150)]
+    await asyncio.sleep(0)  # All of them wait for the disk now, so they are stored together.
+    disk.set()
+    await asyncio.gather(asyncio.wrap_future(blocked), *appends)
     sizes: list[int] = []
     while sum(sizes) < 150:
         response = await anext(aiter(call))
         sizes.append(len(response.events))
-    assert max(sizes) <= 64
-    assert len(sizes) < 10
+    assert sizes == [64, 64, 22]
     call.cancel()
 
 

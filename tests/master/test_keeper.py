@@ -158,7 +158,17 @@ async def test_what_a_source_said_is_known_after_its_samples_have_gone(log_path:
         assert await cluster.record("probe/a/1", said) == 200
 
 
-async def test_what_cannot_be_written_does_not_end_the_keeper(log_path: Path, clock: FakeClock) -> None:
+async def logged(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    """Return when somebody has logged so."""
+    said = ""
+    async with asyncio.timeout(60):
+        while words not in (said := said + capsys.readouterr().out):  # noqa: ASYNC110 - what is printed tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_what_cannot_be_written_does_not_end_the_keeper(
+    log_path: Path, clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with opened(log_path, clock) as cluster:
         await day(cluster, clock, minutes=1)
         raw = sqlite3.connect(log_path)
@@ -166,12 +176,16 @@ async def test_what_cannot_be_written_does_not_end_the_keeper(log_path: Path, cl
         raw.commit()
         raw.close()
         task = asyncio.create_task(looking_after(cluster).run())
-        await asyncio.sleep(0.2)
+        await logged(capsys, "the log was not looked after")
+        await asyncio.sleep(0)
         assert not task.done()
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_samples_do_not_go_by_a_clock_that_just_jumped(log_path: Path, clock: FakeClock) -> None:
+async def test_samples_do_not_go_by_a_clock_that_just_jumped(
+    log_path: Path, clock: FakeClock, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with opened(log_path, clock) as cluster:
         await cluster.append(*[memory_sampled("a")] * 10)
         await cluster.append(memory_sampled("a"))
@@ -180,6 +194,7 @@ async def test_samples_do_not_go_by_a_clock_that_just_jumped(log_path: Path, clo
         await cluster.append(memory_sampled("a"))
         async with cluster.subscribe(["log_compacted"]) as compactions, asyncio.timeout(60):
             task = asyncio.create_task(keeper.run())
+            await logged(capsys, "the clock jumped")
             await asyncio.sleep(0.2)
             assert cluster.log.mark() == 0
             clock.advance(keepers.COMPACT_SECONDS)  # It is still what it was set to: so it is the time.

@@ -9,7 +9,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
@@ -36,6 +36,9 @@ from ullage.v1 import (
 )
 
 START_SECONDS = 60.0
+
+PATIENT = ("--suspect-after-ms", "600000", "--lost-after-ms", "600000", "--runner-stalled-after-ms", "700000")
+"""Options of a master that records nobody's silence, however long a test takes."""
 
 
 class Process:
@@ -99,17 +102,19 @@ class Reporter:
         self.acknowledged = 0
         self.already: int | None = None
 
-    async def report(self, address: str, until: int | None = None) -> None:
-        """Report until the master is gone, or everything up to `until` is acknowledged."""
+    async def report(self, address: str, more: int | None = None) -> None:
+        """Report until the master is gone, or so much more is acknowledged than was there already."""
         async with rpc.channel(address) as channel:
             call = telemetry_service_pb2_grpc.TelemetryServiceStub(channel).Report()
             await call.write(telemetry_service_pb2.ReportRequest(identity=self.identity))
             sender: asyncio.Task[None] | None = None
+            until: int | None = None
             try:
                 async for response in call:
                     self.acknowledged = response.acknowledged_source_sequence
                     if sender is None:
                         self.already = self.acknowledged
+                        until = None if more is None else self.already + more
                         sender = asyncio.create_task(self._send(call, self.acknowledged + 1, until))
                     if self.acknowledged == until:
                         return
@@ -140,27 +145,36 @@ async def state_at(address: str, sequence: int) -> event_service_pb2.GetStateRes
         return await stub.GetState(event_service_pb2.GetStateRequest(at_sequence=sequence))
 
 
+async def each_acknowledged_more(reporters: Sequence[Reporter], before: Sequence[int]) -> None:
+    """Return when each of them was acknowledged more than it was before."""
+    async with asyncio.timeout(START_SECONDS):
+        while not all(each.acknowledged > was for each, was in zip(reporters, before, strict=True)):  # noqa: ASYNC110 - they tell nobody
+            await asyncio.sleep(0.01)
+
+
 async def test_a_killed_master_has_lost_nothing_it_acknowledged_and_has_nothing_twice(tmp_path: Path) -> None:
     reporters = [Reporter("a"), Reporter("b"), Reporter("c")]
     hashes: dict[int, str] = {}
     for _ in range(2):
-        async with master(tmp_path) as running, asyncio.TaskGroup() as tasks:
+        async with master(tmp_path, *PATIENT) as running, asyncio.TaskGroup() as tasks:
             for sequence, known in hashes.items():
                 assert (await state_at(running.address, sequence)).state_hash == known
+            before = [reporter.acknowledged for reporter in reporters]
             for reporter in reporters:
                 tasks.create_task(reporter.report(running.address))
+            await each_acknowledged_more(reporters, before)
             await asyncio.sleep(0.5)
             sequence = (await state_at(running.address, 1)).head_sequence
             hashes[sequence] = (await state_at(running.address, sequence)).state_hash
             await running.end(signal.SIGKILL)
     acknowledged = {f"probe/{reporter.identity.node_id}/1": reporter.acknowledged for reporter in reporters}
     assert min(acknowledged.values()) > 0
-    async with master(tmp_path) as running:
+    async with master(tmp_path, *PATIENT) as running:
         for reporter in reporters:
-            before = reporter.acknowledged
-            await reporter.report(running.address, before + 500)
+            last = reporter.acknowledged
+            await reporter.report(running.address, more=500)
             assert reporter.already is not None
-            assert before <= reporter.already
+            assert last <= reporter.already
         assert {(await state_at(running.address, sequence)).state_hash for sequence in hashes} == set(hashes.values())
         assert await running.end(signal.SIGTERM) == 0
     log = ReadOnlyLog(log_of(tmp_path))
@@ -218,7 +232,7 @@ async def test_a_serving_master_is_healthy_as_a_whole_and_service_by_service(tmp
 
 def take_sequence(path: Path, sequence: int) -> None:
     """Put a row where the master will want to put its next one."""
-    raw = sqlite3.connect(path)
+    raw = sqlite3.connect(path, timeout=60)
     raw.execute("INSERT INTO events VALUES (?, 0, 0, 1, 0, 0, x'')", (sequence,))
     raw.commit()
     raw.close()
