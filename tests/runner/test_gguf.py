@@ -228,7 +228,7 @@ def test_a_damaged_header_is_refused_or_means_something_else(at: int, value: int
 
 def command(source: Path, destination: Path) -> subprocess.CompletedProcess[str]:
     arguments = (sys.executable, "-m", "services.runner.shard.gguf", str(source), str(destination))
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_command_tells_its_progress_in_json(tmp_path: Path) -> None:

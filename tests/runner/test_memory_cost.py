@@ -56,4 +56,4 @@ def test_a_runner_that_runs_nothing_takes_no_more_than_a_hundred_mebibytes(tmp_p
         assert process.children() == []
     finally:
         runner.terminate()
-        assert runner.wait(20) == 0
+        assert runner.wait(60) == 0

@@ -203,10 +203,10 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "full"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True, timeout=10).returncode != 0:
+    if subprocess.run(mount, check=False, capture_output=True, timeout=60).returncode != 0:
         pytest.skip("a small file system cannot be mounted here")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True, timeout=10)
+    subprocess.run(["umount", str(folder)], check=True, timeout=60)
 
 
 async def test_a_disk_without_room_is_refused_before_anything_is_fetched_with_what_is_missing(

@@ -16,7 +16,7 @@ from services import rpc
 from services.runner import servicer
 from services.runner.relay import SERVICE
 from services.runner.shards import Shards
-from tests.runner.told import MakeAssignment, MakeWorkshop, Told, shard_processes
+from tests.runner.told import WAIT_SECONDS, MakeAssignment, MakeWorkshop, Told, shard_processes, until
 from ullage.v1 import dispatch_service_pb2, model_pb2, node_pb2, runner_service_pb2, runner_service_pb2_grpc
 
 HERE = (("ullage-instance", "i1"), ("ullage-rank", "0"))
@@ -27,10 +27,7 @@ async def shards(workshop: MakeWorkshop, assignment: MakeAssignment, told: Told)
     """Rank 0 of i1 and rank 1 of i2, both running."""
     shards = Shards(workshop("runs"), threads=2)
     shards.reconcile({("i1", 0): assignment("i1", 0), ("i2", 1): assignment("i2", 1)}, {})
-    async with asyncio.timeout(20):
-        while [phase_of(shards, "i1", 0), phase_of(shards, "i2", 1)] != [5, 5]:
-            told.arrived.clear()
-            await told.arrived.wait()
+    await told.until_true(lambda: [phase_of(shards, "i1", 0), phase_of(shards, "i2", 1)] == [5, 5])
     yield shards
     await shards.close("the test is over")
 
@@ -94,9 +91,7 @@ async def test_a_caller_that_goes_away_ends_the_call_in_the_process_at_once(
     await asyncio.sleep(0.3)
     call.cancel()
 
-    async with asyncio.timeout(20):
-        while not ended.exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.01)
+    await until(ended.exists)
 
 
 async def test_an_error_of_the_process_arrives_as_it_left(channel: grpc.aio.Channel) -> None:
@@ -122,7 +117,7 @@ async def test_a_killed_process_ends_an_open_stream(channel: grpc.aio.Channel) -
     for child in shard_processes():
         os.kill(child.pid, signal.SIGKILL)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
