@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.probe.darwin import estimator as darwin_estimator
@@ -282,6 +282,7 @@ def test_a_missing_line_of_file_backed_pages_follows_from_the_others() -> None:
 sizes = st.none() | st.integers(0, 2**62)
 
 
+@settings(deadline=None)
 @given(st.builds(Pages, **dict.fromkeys(Pages._fields, sizes)), sizes, sizes, sizes, st.sampled_from([NORMAL, WARNING]))
 def test_the_order_of_the_estimators_holds_for_any_pages(
     pages: Pages, total: int | None, limit: int | None, own: int | None, level: node_pb2.PressureLevel.ValueType

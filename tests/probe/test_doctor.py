@@ -90,7 +90,7 @@ async def examined(*options: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.cli", "doctor", *options, stdout=asyncio.subprocess.PIPE
     )
-    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    output, _ = await asyncio.wait_for(process.communicate(), 120)
     return process.returncode, output.decode()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.probe.estimator import Estimate, Override, estimate
@@ -88,6 +88,7 @@ overrides = (
 )
 
 
+@settings(deadline=None)
 @given(amounts, amounts, amounts, amounts, overrides, st.sampled_from([NORMAL, WARNING, CRITICAL, UNKNOWN]))
 def test_strict_is_at_most_balanced_and_balanced_at_most_ceiling(
     total: int | None,

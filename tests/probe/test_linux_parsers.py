@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.probe.linux import cgroup, meminfo, psi, zfs
 from services.probe.linux.cgroup import V1, V2, Events, Mount, Room
 from services.probe.linux.meminfo import Meminfo
 from services.probe.reading import Stall
+
+ANY_PACE = settings(deadline=None)
 
 
 def numbered(template: str) -> st.SearchStrategy[bytes]:
@@ -196,17 +198,20 @@ def test_the_walk_goes_from_the_own_cgroup_to_the_mount(mounted: str, path: str,
     assert cgroup.directories(mount, path, Path("/tree")) == [Path("/tree", part) for part in expected]
 
 
+@ANY_PACE
 @given(st.binary(max_size=300) | numbered("MemTotal: {} kB\nMemAvailable:{}\nMemFree: {}kB\n"))
 def test_meminfo_never_raises_and_gives_no_negative(text: bytes) -> None:
     assert all(value is None or 0 <= value < 2**64 for value in meminfo.parse(text))
 
 
+@ANY_PACE
 @given(st.binary(max_size=300) | numbered("some avg10={}.5 avg60=0.00 avg300=0.00 total={}\n"))
 def test_psi_never_raises_and_gives_shares_within_bounds(text: bytes) -> None:
     stall = psi.parse(text) or Stall()
     assert all(pct is None or 0 <= pct <= 100 for pct in (stall.some_avg10_pct, stall.full_avg10_pct))
 
 
+@ANY_PACE
 @given(st.binary(max_size=300) | numbered("{}") | numbered("oom {}\nmax {}\ninactive_file {}\nactive_file {}"))
 def test_the_cgroup_parsers_never_raise(text: bytes) -> None:
     assert cgroup.parse_limit(text) != 0
@@ -214,12 +219,14 @@ def test_the_cgroup_parsers_never_raise(text: bytes) -> None:
     assert all(count is None or count >= 0 for count in cgroup.parse_events(text, V2))
 
 
+@ANY_PACE
 @given(st.text(max_size=300) | st.text(":/\n0acemory,", max_size=60) | st.text(" -/\\0cgroup2", max_size=60))
 def test_the_cgroup_tables_never_raise(text: str) -> None:
     cgroup.parse_membership(text)
     cgroup.parse_mounts(text)
 
 
+@ANY_PACE
 @given(st.integers(1, 2**63), st.integers(0, 2**63), st.integers(0, 2**63))
 def test_the_room_under_a_limit_is_between_nothing_and_the_limit(limit: int, usage: int, cache: int) -> None:
     room = cgroup.room(limit, usage, cache)

@@ -42,7 +42,7 @@ async def probe(folder: Path, *options: str) -> AsyncIterator[tuple[asyncio.subp
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not ready.exists():  # noqa: ASYNC110 - another process makes the file
                 await asyncio.sleep(0.02)
         yield process, ready.read_text().strip()
@@ -56,7 +56,7 @@ async def run(*options: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *options, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    output, errors = await asyncio.wait_for(process.communicate(), 30)
+    output, errors = await asyncio.wait_for(process.communicate(), 120)
     return process.returncode, output.decode(), errors.decode()
 
 
@@ -67,8 +67,8 @@ async def test_a_probe_answers_with_its_samples_and_stops_cleanly(tmp_path: Path
     ):
         async with rpc.channel(address) as channel:
             stub = probe_service_pb2_grpc.ProbeServiceStub(channel)
-            sample = await stub.GetSample(probe_service_pb2.GetSampleRequest(), timeout=10, wait_for_ready=True)
-            watched = stub.WatchSamples(probe_service_pb2.WatchSamplesRequest(), timeout=10)
+            sample = await stub.GetSample(probe_service_pb2.GetSampleRequest(), timeout=60, wait_for_ready=True)
+            watched = stub.WatchSamples(probe_service_pb2.WatchSamplesRequest(), timeout=60)
             first = await watched.read()
         process.send_signal(signal.SIGTERM)
         output, errors = await process.communicate()

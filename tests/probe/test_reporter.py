@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -19,18 +20,22 @@ IDENTITY = node_pb2.NodeIdentity(node_id="n" * 32, boot_id="b" * 32)
 
 
 class QuickClock(SystemClock):
-    """Waits a tenth of what it is asked to."""
+    """Waits a tenth of what it is asked to, and counts how often it was."""
+
+    def __init__(self) -> None:
+        self.waits = 0
 
     async def sleep(self, seconds: float) -> None:
+        self.waits += 1
         await asyncio.sleep(seconds / 10)
 
 
 class StoringMaster(telemetry_service_pb2_grpc.TelemetryServiceServicer):
-    """Stores facts in order and acknowledges them; `received` is every sequence that came over the wire."""
+    """Stores facts in order and acknowledges them; `batches` are the sequences that came over the wire together."""
 
     def __init__(self) -> None:
         self.stored: list[telemetry_service_pb2.Observation] = []
-        self.received: list[int] = []
+        self.batches: list[list[int]] = []
         self.identities: list[node_pb2.NodeIdentity] = []
         self.refusals: list[tuple[grpc.StatusCode, str]] = []
         self.batch_refusals: list[tuple[grpc.StatusCode, str]] = []
@@ -38,6 +43,11 @@ class StoringMaster(telemetry_service_pb2_grpc.TelemetryServiceServicer):
         self.answering.set()
         self.dies_before_answering = False
         self.memory_period_s = 0.0
+
+    @property
+    def received(self) -> list[int]:
+        """Every sequence that came over the wire."""
+        return [sequence for batch in self.batches for sequence in batch]
 
     @property
     def acknowledged(self) -> int:
@@ -59,8 +69,7 @@ class StoringMaster(telemetry_service_pb2_grpc.TelemetryServiceServicer):
             await context.abort(*self.refusals.pop(0))
         yield self.answer()
         async for request in request_iterator:
-            sequences = [observation.source_sequence for observation in request.observations]
-            self.received.extend(sequences)
+            self.batches.append([observation.source_sequence for observation in request.observations])
             if self.batch_refusals:
                 await context.abort(*self.batch_refusals.pop(0))
             self.stored.extend(request.observations)
@@ -88,11 +97,14 @@ class StoringMaster(telemetry_service_pb2_grpc.TelemetryServiceServicer):
 
 
 class Wire:
-    """A server for a master, that can be killed and started again on the same port."""
+    """A server for a master, that can be killed and started again at the same address.
 
-    def __init__(self, master: StoringMaster) -> None:
+    That is a socket of its own: a port would be anybody's while the server is away.
+    """
+
+    def __init__(self, master: StoringMaster, folder: str) -> None:
         self.master = master
-        self.port = 0
+        self.address = f"unix:{folder}/s"
         self.server: rpc.Server | None = None
 
     async def start(self) -> None:
@@ -102,7 +114,7 @@ class Wire:
             telemetry_service_pb2_grpc.add_TelemetryServiceServicer_to_server,
             self.master,
         )
-        self.port = await self.server.start(f"127.0.0.1:{self.port}")
+        await self.server.start(self.address)
 
     async def kill(self) -> None:
         if self.server is not None:
@@ -112,12 +124,13 @@ class Wire:
 
 @asynccontextmanager
 async def wired(master: StoringMaster) -> AsyncIterator[Wire]:
-    wire = Wire(master)
-    await wire.start()
-    try:
-        yield wire
-    finally:
-        await wire.kill()
+    with tempfile.TemporaryDirectory() as folder:  # Its path is short, as that of a socket must be.
+        wire = Wire(master, folder)
+        await wire.start()
+        try:
+            yield wire
+        finally:
+            await wire.kill()
 
 
 @asynccontextmanager
@@ -130,7 +143,7 @@ async def running(reporter: Reporter) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in another part of the process
             await asyncio.sleep(0.01)
@@ -145,10 +158,10 @@ def system() -> event_pb2.Fact:
     return event_pb2.Fact(system_sampled=event_pb2.SystemSampled(node_id=IDENTITY.node_id))
 
 
-def reporter_to(wire: Wire, *, buffer: FactBuffer | None = None, answer_seconds_max: float = 30.0) -> Reporter:
-    return Reporter(
-        f"127.0.0.1:{wire.port}", IDENTITY, QuickClock(), buffer=buffer, answer_seconds_max=answer_seconds_max
-    )
+def reporter_to(
+    wire: Wire, *, clock: QuickClock | None = None, buffer: FactBuffer | None = None, answer_seconds_max: float = 60.0
+) -> Reporter:
+    return Reporter(wire.address, IDENTITY, clock or QuickClock(), buffer=buffer, answer_seconds_max=answer_seconds_max)
 
 
 async def test_the_identity_comes_first_and_then_the_announcement_and_the_samples_in_order() -> None:
@@ -197,10 +210,11 @@ async def test_what_was_made_durable_without_an_answer_is_not_sent_again() -> No
 async def test_a_master_that_is_absent_at_the_start_gets_everything_later(capsys: pytest.CaptureFixture[str]) -> None:
     async with wired(StoringMaster()) as wire:
         await wire.kill()
-        reporter = reporter_to(wire)
+        clock = QuickClock()
+        reporter = reporter_to(wire, clock=clock)
         async with running(reporter):
             reporter.offer(memory(1))
-            await asyncio.sleep(0.5)
+            await until(lambda: clock.waits >= 5)
             assert not reporter.connected
             assert capsys.readouterr().out.count("not connected to the master") == 1
             await wire.start()
@@ -220,6 +234,7 @@ async def test_while_one_batch_is_under_way_the_next_one_gathers() -> None:
             assert wire.master.received == [1]
             wire.master.answering.set()
             await until(lambda: wire.master.acknowledged == 6)
+        assert wire.master.batches == [[1], [2, 3, 4, 5, 6]]
 
 
 async def test_a_master_that_never_answers_is_dialled_again() -> None:

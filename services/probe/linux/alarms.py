@@ -108,8 +108,10 @@ class Alarms:
         self._hard_to_reclaim = self._hard_to_reclaim or (isinstance(watch, _Announced) and watch.is_of_pressure)
         loop = asyncio.get_running_loop()
         loop.remove_reader(watch.fd)
-        loop.call_later(REST_SECONDS, self._listen, watch, wake)
-        wake()
+        try:
+            wake()
+        finally:
+            loop.call_later(REST_SECONDS, self._listen, watch, wake)
 
     def _end(self, watch: _Watch) -> None:
         asyncio.get_running_loop().remove_reader(watch.fd)
