@@ -39,10 +39,12 @@ TOLD_KINDS: Final = (
 )
 
 REFUSED_EXIT_CODE: Final = 3
-CALM_SECONDS_MAX: Final = 60.0
-START_SECONDS_MAX: Final = 120.0
+CALM_SECONDS_MAX: Final = 120.0
+START_SECONDS_MAX: Final = 360.0
+"""More than `ullage up` itself gives its services, as it says which of them was slow."""
+
 COMMAND_SECONDS_MAX: Final = 600.0
-STOP_SECONDS_MAX: Final = 20.0
+STOP_SECONDS_MAX: Final = 60.0
 LOG_TAIL_LINES: Final = 30
 
 

@@ -79,7 +79,7 @@ class MemoryCgroup:
         """Take it away, once its processes are gone."""
         folders = (self.limiting, self.v1_watching, self._pressure)
         for folder in filter(None, dict.fromkeys(folders)):
-            for _ in range(100):
+            for _ in range(1200):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
                 if not folder.exists():

@@ -65,20 +65,23 @@ def master_at(address: str) -> Iterator[Master]:
 def channel_to(address: str, *, failure: str) -> Iterator[grpc.Channel]:
     """A connected channel. Raises CommandError with the words `failure` when it cannot be dialled."""
     with grpc.insecure_channel(address, options=rpc.CHANNEL_OPTIONS) as channel:
-        if not _connected(channel):
+        if not connected(channel):
             raise CommandError(failure, ExitCode.UNAVAILABLE)
         yield channel
 
 
-def _connected(channel: grpc.Channel) -> bool:
-    """Whether the peer answers within the bound; a refused connection is an answer too, and ends the wait."""
+def connected(channel: grpc.Channel, *, seconds: float = DIAL_SECONDS_MAX) -> bool:
+    """Whether the peer answers within the bound; a refused connection is an answer too, and ends the wait.
+
+    What has come is looked at even after the bound: this process may have stood still meanwhile.
+    """
     states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
     tell = states.put
     channel.subscribe(tell, try_to_connect=True)
-    deadline = time.monotonic() + DIAL_SECONDS_MAX
+    deadline = time.monotonic() + seconds
     try:
-        while (left := deadline - time.monotonic()) > 0:
-            match states.get(timeout=left):
+        while True:
+            match states.get(timeout=max(0.0, deadline - time.monotonic())):
                 case grpc.ChannelConnectivity.READY:
                     return True
                 case grpc.ChannelConnectivity.TRANSIENT_FAILURE | grpc.ChannelConnectivity.SHUTDOWN:
@@ -86,7 +89,6 @@ def _connected(channel: grpc.Channel) -> bool:
                 case _:
                     continue
     except queue.Empty:
-        pass
+        return False
     finally:
         channel.unsubscribe(tell)
-    return False

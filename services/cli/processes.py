@@ -26,11 +26,12 @@ from rich.text import Text
 from services.cli.failure import CommandError
 from services.cli.output import errors_console
 
-READY_SECONDS_MAX: Final = 60.0
-"""A runner measures its shard's overhead first, which imports MLX; on a busy machine that takes its time."""
+READY_SECONDS_MAX: Final = 120.0
+"""A runner measures its shard's overhead first, which imports MLX; on a busy machine that takes its time. More than a
+runner itself waits for that, as it says better what it waited for."""
 
 GRACE_SECONDS: Final = 5.0
-DRAIN_SECONDS_MAX: Final = 1.0
+DRAIN_SECONDS_MAX: Final = 5.0
 """How long the last lines of a process that has ended may take to arrive."""
 
 POLL_SECONDS: Final = 0.05

@@ -44,6 +44,9 @@ READ_BYTES_MAX: Final = 64
 """Enough for whatever is pressed between two frames."""
 
 _KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+_BEGUN: Final = re.compile(r"\x1b([\[O][0-9;]*)?\Z")
+"""A key of which the rest may still come: a read ends anywhere, and a key held down fills it while a frame is made."""
+
 _ARROWS: Final = {"\x1b[D": "left", "\x1b[C": "right", "\x1bOD": "left", "\x1bOC": "right"}
 """What terminals send for an arrow, in either of their modes."""
 
@@ -128,6 +131,7 @@ class _Keys:
         """`file` is the terminal's descriptor, None where there is none."""
         self._file = file
         self._pressed: deque[str] = deque()
+        self._begun = ""
 
     def wait(self, seconds: float) -> str | None:
         """The key pressed within `seconds`, by its name; None when there was none."""
@@ -147,9 +151,12 @@ class _Keys:
             return
         # Past Python's own buffer, which select would not see into.
         said = os.read(self._file, READ_BYTES_MAX).decode(errors="replace")
-        self._pressed += _KEY.findall(said)
         if not said:
             self._file = None  # The terminal has gone.
+        keys = self._begun + said
+        begun = _BEGUN.search(keys)
+        whole, self._begun = (keys, "") if begun is None else (keys[: begun.start()], begun[0])
+        self._pressed += _KEY.findall(whole)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from services.cli.output import JsonOption, console, message_json
 from services.cli.processes import Processes, Service, run_until_asked_to_stop
 from ullage.v1 import event_service_pb2, event_service_pb2_grpc, state_pb2
 
-HEARD_SECONDS_MAX: Final = 30.0
+HEARD_SECONDS_MAX: Final = 60.0
 POLL_SECONDS: Final = 0.1
 
 

@@ -303,7 +303,7 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do_instead(
     # Asked of a hub that takes no connections: in a process of its own, since its client reads this once.
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "hf")}
     arguments = (sys.executable, "-m", "services.cli", "models", "add", "hf:owner/name", "--offline")
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == ExitCode.UNAVAILABLE
     assert "hf:owner/name: the hub cannot be reached" in done.stderr
     assert list(models.iterdir()) == []

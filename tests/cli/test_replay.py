@@ -15,8 +15,10 @@ from typing import Final
 
 import pytest
 
+from services.cli.replay import READ_BYTES_MAX, _Keys
+
 LOG: Final = Path(__file__).parents[1] / "recorded" / "logs" / "three_nodes.db"
-SECONDS_MAX: Final = 40.0
+SECONDS_MAX: Final = 180.0
 LEFT, RIGHT, ESCAPE = "\x1b[D", "\x1b[C", "\x1b"
 
 
@@ -61,6 +63,7 @@ def terminal() -> Iterator[Terminal]:
 
 def test_keys_move_the_past_and_end_it(terminal: Terminal) -> None:
     terminal.wait_for(0)
+    terminal.press(" ")  # However long the rest takes, time does not go on by itself.
     terminal.press(RIGHT * 8)  # In one go, as a key held down comes.
     terminal.wait_for(24)
     terminal.press(RIGHT)
@@ -71,3 +74,28 @@ def test_keys_move_the_past_and_end_it(terminal: Terminal) -> None:
     terminal.wait_for(15)
     terminal.press(" q")
     assert terminal.process.wait(SECONDS_MAX) == 0
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[int, int]]:
+    """The two ends of a pipe."""
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_key_held_down_while_a_frame_is_made_loses_none(ends: tuple[int, int]) -> None:
+    count = READ_BYTES_MAX
+    os.write(ends[1], (RIGHT * count).encode())
+    keys = _Keys(ends[0])
+    assert [keys.wait(0) for _ in range(count + 1)] == ["right"] * count + [None]
+
+
+def test_a_key_that_comes_in_two_pieces_is_one(ends: tuple[int, int]) -> None:
+    keys = _Keys(ends[0])
+    pressed = []
+    for piece in ("\x1b", "[", "Dq", ESCAPE, "q"):
+        os.write(ends[1], piece.encode())
+        pressed.append(keys.wait(0))
+    assert pressed == [None, None, "left", "q", ESCAPE]
