@@ -26,7 +26,14 @@ from ullage.v1 import (
     shard_service_pb2_grpc,
 )
 
-START_SECONDS_MAX = 30.0
+START_SECONDS_MAX = 120.0
+
+FAILED_SECONDS_MAX = 120.0
+"""Only a test that would hang waits so long; what a shard needs to find out is some seconds of a processor."""
+
+ENDLESS_TOKENS = 100_000
+"""A context in which no machine comes to the end of an answer while a test looks at it, however long that stands still.
+"""
 
 
 def assignments(
@@ -80,9 +87,9 @@ class Child:
         async for response in self.shard.Watch(shard_service_pb2.WatchRequest()):
             self.watched.append(response)
 
-    async def failed(self, seconds: float) -> model_pb2.ShardStatus:
-        """The status in which the shard has failed, within `seconds`."""
-        async with asyncio.timeout(seconds):
+    async def failed(self) -> model_pb2.ShardStatus:
+        """The status in which the shard has failed."""
+        async with asyncio.timeout(FAILED_SECONDS_MAX):
             async for response in self.shard.Watch(shard_service_pb2.WatchRequest()):
                 status: model_pb2.ShardStatus = response.status
                 if status.phase == model_pb2.SHARD_PHASE_FAILED:

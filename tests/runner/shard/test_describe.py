@@ -19,7 +19,7 @@ def described(*arguments: str, **environment: str) -> dict[str, Any]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     facts: dict[str, Any] = json.loads(done.stdout)
     return facts

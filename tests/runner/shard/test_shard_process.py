@@ -13,7 +13,8 @@ import pytest
 from services.runner.shard import frames, shard_model
 from services.runner.shard.architecture import Cut
 from tests.runner.shard import tiny_configs, tiny_weights
-from tests.runner.shard.ring import Ring, assignments, children, generate_request, running
+from tests.runner.shard.ring import ENDLESS_TOKENS, Ring, assignments, children, generate_request, running
+from tests.runner.told import WAIT_SECONDS, until
 from ullage.v1 import event_pb2, model_pb2, runner_service_pb2
 
 PROMPT = [5, 17, 200, 31, 8, 90, 12, 33]
@@ -112,7 +113,7 @@ async def test_answers_side_by_side_in_batches_are_those_made_alone(tiny: tuple[
 async def test_a_client_that_goes_leaves_the_batch_and_the_others_go_on(tiny: tuple[Path, model_pb2.Model]) -> None:
     folder, model = tiny
     prompts = [[(place * 31 + each) % 250 for each in range(3 + 5 * place)] for place in range(4)]
-    async with running(folder, model, concurrent_sequences=5, context_tokens=500) as ring:
+    async with running(folder, model, concurrent_sequences=5, context_tokens=ENDLESS_TOKENS) as ring:
         gone = ring.children[0].runner.Generate(generate_request(tokens=PROMPT))
         others = [asyncio.create_task(ring.generate(tokens=prompt, max_tokens=48)) for prompt in prompts]
         async for response in gone:
@@ -243,43 +244,48 @@ async def test_requests_that_cannot_be_answered_are_refused_with_what_to_do(
 
 async def test_more_requests_than_run_and_wait_are_refused(tiny: tuple[Path, model_pb2.Model]) -> None:
     folder, model = tiny
-    async with running(folder, model, 2, context_tokens=500) as ring:
-        calls = [ring.children[0].runner.Generate(generate_request(tokens=PROMPT)) for _ in range(3)]
-        codes = []
-        for call in calls:
-            reading = asyncio.create_task(anext(aiter(call)))
-            done, _ = await asyncio.wait([reading], timeout=0.5)
-            codes.append(reading.exception().code() if done and reading.exception() else None)  # type: ignore[union-attr]  # an AioRpcError
-            reading.cancel()
-        assert codes == [None, None, grpc.StatusCode.RESOURCE_EXHAUSTED]
+    async with running(folder, model, 2, context_tokens=ENDLESS_TOKENS) as ring:
+        first = ring.children[0].runner.Generate(generate_request(tokens=PROMPT))
+        await anext(aiter(first))
+        others = [ring.children[0].runner.Generate(generate_request(tokens=PROMPT)) for _ in range(2)]
+        readings = [asyncio.create_task(anext(aiter(call))) for call in others]
+        # One of them is refused; the other waits, for as long as the first goes on.
+        done, waiting = await asyncio.wait(readings, timeout=WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        assert len(waiting) == 1
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            done.pop().result()
+        assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        await waiting.pop()
 
 
 async def test_a_client_that_goes_frees_its_place_and_the_log_learns_of_it(
     tiny: tuple[Path, model_pb2.Model],
 ) -> None:
     folder, model = tiny
-    async with running(folder, model, 2, context_tokens=500) as ring:
+    async with running(folder, model, 2, context_tokens=ENDLESS_TOKENS) as ring:
         watching = asyncio.create_task(ring.children[0].watch())
+        await until(lambda: ring.children[0].watched != [])
         call = ring.children[0].runner.Generate(generate_request(tokens=PROMPT))
         await anext(aiter(call))
         call.cancel()
         answer = await ring.generate(tokens=PROMPT, max_tokens=8)
         assert answer.token_ids == whole(folder, PROMPT, 8)
-        finished: list[event_pb2.GenerationFinished] = []
-        async with asyncio.timeout(20):
-            while len(finished) < 2:
-                await asyncio.sleep(0.01)
-                watched = ring.children[0].watched
-                finished = [told.generation_finished for told in watched if told.HasField("generation_finished")]
+
+        def finished() -> list[event_pb2.GenerationFinished]:
+            watched = ring.children[0].watched
+            return [told.generation_finished for told in watched if told.HasField("generation_finished")]
+
+        await until(lambda: len(finished()) >= 2)
         watching.cancel()
-        assert [event.finish_reason for event in finished] == ["cancelled", "length"]
-        assert finished[1].prompt_tokens == len(PROMPT)
-        assert finished[1].generated_tokens == 8
+        assert [event.finish_reason for event in finished()] == ["cancelled", "length"]
+        assert finished()[1].prompt_tokens == len(PROMPT)
+        assert finished()[1].generated_tokens == 8
 
 
 async def test_a_deadline_ends_an_answer_and_frees_its_place(tiny: tuple[Path, model_pb2.Model]) -> None:
     folder, model = tiny
-    async with running(folder, model, 2, context_tokens=500) as ring:
+    async with running(folder, model, 2, context_tokens=ENDLESS_TOKENS) as ring:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in ring.children[0].runner.Generate(generate_request(tokens=PROMPT), timeout=0.3):
                 pass
@@ -304,11 +310,11 @@ async def test_a_lost_rank_fails_the_others_by_its_name(
     number: signal.Signals, tiny: tuple[Path, model_pb2.Model]
 ) -> None:
     folder, model = tiny
-    async with running(folder, model, 1, 3, context_tokens=500) as ring:
+    async with running(folder, model, 1, 3, context_tokens=ENDLESS_TOKENS) as ring:
         call = ring.children[0].runner.Generate(generate_request(tokens=PROMPT))
         await anext(aiter(call))
         ring.children[1].process.send_signal(number)
-        statuses = await asyncio.gather(ring.children[0].failed(15.0), ring.children[2].failed(15.0))
+        statuses = await asyncio.gather(ring.children[0].failed(), ring.children[2].failed())
         for status in statuses:
             assert status.failure.blamed_rank == 1
             assert status.failure.phase == model_pb2.SHARD_PHASE_RUNNING
@@ -324,7 +330,7 @@ async def test_a_rank_that_is_no_neighbour_of_the_lost_one_learns_its_name(tiny:
     folder, model = tiny
     async with running(folder, model, 1, 2, 3) as ring:
         ring.children[2].process.kill()
-        assert (await ring.children[0].failed(15.0)).failure.blamed_rank == 2
+        assert (await ring.children[0].failed()).failure.blamed_rank == 2
 
 
 async def test_a_neighbour_that_cannot_be_reached_is_named_with_direction_and_address(

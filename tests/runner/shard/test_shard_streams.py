@@ -16,7 +16,8 @@ import pytest
 from services import rpc
 from services.runner.shard import frames
 from tests.runner.shard import tiny_weights
-from tests.runner.shard.ring import Child, assignments, child, children, generate_request, running
+from tests.runner.shard.ring import ENDLESS_TOKENS, Child, assignments, child, children, generate_request, running
+from tests.runner.told import WAIT_SECONDS
 from ullage.v1 import (
     dispatch_service_pb2,
     model_pb2,
@@ -63,17 +64,24 @@ class FakeFirstRank(runner_service_pb2_grpc.RunnerServiceServicer):
 class Played:
     """The last rank of two, running, with a stream from the test as its first rank."""
 
-    def __init__(self, last: Child, first: FakeFirstRank, call: Any, beat: asyncio.Task[None]) -> None:
+    def __init__(self, last: Child, first: FakeFirstRank, call: Any) -> None:
         self.last = last
         self.first = first
         self.call = call
-        self.beat = beat
+        self._silent = asyncio.Event()
+        self._beat = asyncio.create_task(beating(call, self._silent))
+
+    async def fall_silent(self) -> None:
+        """Send no more heartbeats, and have none under way."""
+        # Cancelled in the middle of a write, the task would cancel the call with it.
+        self._silent.set()
+        await self._beat
 
     async def refusal(self, frame: ForwardRequest) -> tuple[grpc.StatusCode, str]:
         """How the stream ends after `frame`."""
         # A write that meets the end of the stream hides how that came.
-        self.beat.cancel()
-        with suppress(grpc.aio.AioRpcError):
+        await self.fall_silent()
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self.call.write(frame)
             while await self.call.read() is not grpc.aio.EOF:
                 pass
@@ -91,27 +99,29 @@ async def played(folder: Path, model: model_pb2.Model) -> AsyncIterator[Played]:
                 ours, theirs = assignments(model, [f"unix:{sockets}/first", last.address], (2,))
                 loading = asyncio.create_task(last.load(theirs, folder))
                 call = await greeted(last, ours)
-                beat = asyncio.create_task(beating(call))
+                ring = Played(last, first, call)
                 assert (await loading)[-1].phase == model_pb2.SHARD_PHASE_RUNNING
-                yield Played(last, first, call, beat)
-                beat.cancel()
+                yield ring
+                await ring.fall_silent()
                 call.cancel()
         finally:
             await server.stop(0)
 
 
-async def beating(call: Any) -> None:
+async def beating(call: Any, silent: asyncio.Event) -> None:
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        while True:
+        while not silent.is_set():
             await call.write(ForwardRequest(heartbeat=runner_service_pb2.Heartbeat()))
-            await asyncio.sleep(0.5)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await silent.wait()
 
 
 async def greeted(last: Child, ours: dispatch_service_pb2.Assignment) -> Any:
     """A stream that was accepted; asked for again until the process knows its shard."""
     while True:
         call = last.runner.Forward()
-        with suppress(grpc.aio.AioRpcError):
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(frames.hello(ours, 1))
             await call.read()
             return call
@@ -135,12 +145,12 @@ async def test_a_frame_of_the_wrong_length_ends_the_stream_and_blames_its_sender
 ) -> None:
     async with played(*tiny) as ring:
         await ring.call.write(activation())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert (await ring.first.tokens.get()).position == 1
         code, message = await ring.refusal(activation(position=1, data=bytes(4 * 64 - 1)))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert message == "255 bytes for 1 x 64 elements: 256 expected"
-        failure = (await ring.last.failed(15.0)).failure
+        failure = (await ring.last.failed()).failure
         assert failure.blamed_rank == 0
         assert failure.message.startswith("rank 0 on node n0 sent what cannot be: 255 bytes")
 
@@ -148,18 +158,18 @@ async def test_a_frame_of_the_wrong_length_ends_the_stream_and_blames_its_sender
 async def test_a_stranger_on_the_stream_disturbs_nobody(tiny: tuple[Path, model_pb2.Model]) -> None:
     async with played(*tiny) as ring:
         stranger = ring.last.runner.Forward()
-        with suppress(grpc.aio.AioRpcError):
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await stranger.write(activation())
         assert await stranger.code() == grpc.StatusCode.UNAVAILABLE
         await ring.call.write(activation())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert (await ring.first.tokens.get()).generation_id == "g1"
 
 
 async def test_a_first_rank_that_falls_silent_is_lost(tiny: tuple[Path, model_pb2.Model]) -> None:
     async with played(*tiny) as ring:
-        ring.beat.cancel()
-        failure = (await ring.last.failed(15.0)).failure
+        await ring.fall_silent()
+        failure = (await ring.last.failed()).failure
         assert failure.message == "rank 0 on node n0 has been silent for 3 s"
 
 
@@ -167,7 +177,7 @@ async def test_a_rank_that_told_why_it_failed_is_not_blamed_itself(tiny: tuple[P
     async with played(*tiny) as ring:
         lost = runner_service_pb2.RankLost(rank=7, message="rank 7 on node n7 is gone")
         await ring.call.write(ForwardRequest(lost=lost))
-        failure = (await ring.last.failed(15.0)).failure
+        failure = (await ring.last.failed()).failure
         assert (failure.blamed_rank, failure.message) == (7, "rank 7 on node n7 is gone")
 
 
@@ -185,17 +195,17 @@ async def test_the_process_ends_with_its_stdin() -> None:
         stdin = alone.process.stdin
         assert stdin is not None
         stdin.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert await alone.process.wait() == 0
 
 
 async def test_sigterm_ends_a_process_that_is_computing(tiny: tuple[Path, model_pb2.Model]) -> None:
     folder, model = tiny
-    async with running(folder, model, context_tokens=500) as ring:
+    async with running(folder, model, context_tokens=ENDLESS_TOKENS) as ring:
         call = ring.children[0].runner.Generate(generate_request(tokens=[1, 2, 3]))
         await anext(aiter(call))
         ring.children[0].process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert await ring.children[0].process.wait() == 0
 
 
