@@ -28,7 +28,7 @@ from services.master.cluster import Cluster
 from services.master.event_log import EventLog
 from services.master.log_reader import LogReader, Range
 from services.master.replay import fold, nearest
-from services.master.retention import DECISION_KINDS, SAMPLE_KINDS, Policy, Thinning, decided_at, subject
+from services.master.retention import DECISION_KINDS, SAMPLE_KINDS, Policy, Thinning, decided_at, kept_from, subject
 from ullage.v1 import event_pb2
 
 LOOK_SECONDS: Final = 5.0
@@ -115,11 +115,11 @@ class Keeper:
         """Let go of what `policy` does not keep; returns how many events went."""
         async with self._compacting:
             now_ns = self._cluster.clock.now_ns()
-            minutes_from_ns = now_ns - round(policy.minutes_seconds * 1e9)
+            minutes_from_ns = kept_from(now_ns, policy.minutes_seconds)
             removed = 0
             for interrupted in await asyncio.to_thread(_unsealed, self._log):
                 removed += await self._compact(interrupted, minutes_from_ns)
-            samples_from_ns = now_ns - round(policy.samples_seconds * 1e9)
+            samples_from_ns = kept_from(now_ns, policy.samples_seconds)
             planned = await asyncio.to_thread(_plan, self._log, samples_from_ns, minutes_from_ns)
             for range_ in planned:
                 if await self._checkpointed(range_.last):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import Final
 from zlib import crc32
 
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError
 from services import log_format
 from services.master import errors
 from services.master.batch import NOTHING, Batch
+from services.master.soundness import is_time, unsound
 from ullage.v1 import event_pb2, node_pb2, telemetry_service_pb2
 
 BATCH_OBSERVATIONS_MAX: Final = 4096
@@ -91,6 +93,8 @@ def _plain_samples(node_id: str, facts: Sequence[event_pb2.Fact]) -> bool:
             and sample.strict_available_bytes <= total >= sample.balanced_available_bytes
             and sample.ceiling_available_bytes <= total
             and sample.swap_available_bytes <= sample.swap_total_bytes
+            and isfinite(sample.pressure_pct + sample.stall_some_pct + sample.stall_full_pct)
+            and is_time(sample.taken_at)
         ):
             return False
     return True
@@ -113,7 +117,9 @@ def _wrong(node_id: str, fact: event_pb2.Fact) -> str:
             return "its kind is unknown to this master: it is older than the probe; update the master first"
         case kind:
             return f"a probe may not report {kind}"
-    return wrong if about == node_id else f"it is about node {about!r}, in what node {node_id!r} says"
+    if about != node_id:
+        return f"it is about node {about!r}, in what node {node_id!r} says"
+    return wrong or unsound(fact)
 
 
 def _wrong_memory(sample: node_pb2.MemorySample) -> str:

@@ -42,6 +42,11 @@ class Policy:
 DEFAULT: Final = Policy()
 
 
+def kept_from(now_ns: int, seconds: float) -> int:
+    """The moment so long before `now_ns`; where that is before all moments of a log, the first of them."""
+    return max(0, now_ns - round(seconds * 1e9))
+
+
 def subject(fact: event_pb2.Fact) -> Subject:
     """What a sample is about."""
     match fact.WhichOneof("fact"):

@@ -226,6 +226,19 @@ async def test_the_state_at_a_time_is_told_though_the_clock_was_set_back(
     assert (await stub.GetState(event_service_pb2.GetStateRequest(at_time=at))).state.sequence == 1
 
 
+async def test_any_moment_there_is_can_be_asked_for_and_no_other(stub: Stub, cluster: Cluster) -> None:
+    await cluster.append(memory_sampled("a"))
+    year_1, year_9999 = Timestamp(seconds=-62_135_596_800), Timestamp(seconds=253_402_300_799)
+    for at, expected in ((year_1, 0), (year_9999, 1)):
+        assert (await stub.GetState(event_service_pb2.GetStateRequest(at_time=at))).state.sequence == expected
+    for wrong in (Timestamp(seconds=2**62), Timestamp(nanos=-1)):
+        with pytest.raises(grpc.aio.AioRpcError, match="at_time is no moment") as refused:
+            await stub.GetState(event_service_pb2.GetStateRequest(at_time=wrong))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.aio.AioRpcError, match="from_time is no moment"):
+            await stub.Follow(event_service_pb2.FollowRequest(from_time=wrong)).read()
+
+
 async def test_an_unknown_kind_in_a_filter_is_refused_with_those_there_are(stub: Stub) -> None:
     chosen = event_service_pb2.EventFilter(kinds=["memory_sample"])
     with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -74,6 +74,12 @@ async def test_a_compacted_log_is_smaller_and_sound(stubs: Stubs) -> None:
     assert verified.ranges == 1
 
 
+async def test_samples_can_be_kept_for_longer_than_there_is_time(stubs: Stubs) -> None:
+    for ever in (2**63, 2**64 - 1):
+        request = log_service_pb2.CompactLogRequest(keep_samples_seconds=ever, keep_minutes_seconds=ever)
+        assert (await stubs.log.CompactLog(request)).removed_events == 0
+
+
 async def test_a_reader_from_before_the_mark_is_told_where_to_start(stubs: Stubs) -> None:
     await stubs.log.CompactLog(log_service_pb2.CompactLogRequest())
     with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -22,6 +22,7 @@ from services.master.cluster import Cluster
 from services.master.liveness import DEFAULT_RUNNER_BOUNDS, RunnerBounds
 from services.master.runner_session import RunnerSession
 from services.master.servicers.errors import translated
+from services.master.soundness import unsound
 from services.master.subscription import Subscription
 from ullage.v1 import (
     dispatch_service_pb2,
@@ -321,6 +322,8 @@ async def _hello(requests: AsyncIterator[dispatch_service_pb2.SessionRequest]) -
     profile = request.hello.profile
     if not profile.node_id or not profile.boot_id or not profile.address:
         raise errors.InvalidRequest("a session begins with a hello that has node_id, boot_id and address")
+    if wrong := unsound(profile):
+        raise errors.InvalidRequest(f"profile.{wrong}")
     return profile
 
 
@@ -334,6 +337,8 @@ def _check(observation: telemetry_service_pb2.Observation, node_id: str) -> None
     said = _said_of(observation.fact)
     if said is not None and said != node_id:
         raise errors.InvalidRequest(f"the runner of node {node_id} reports {kind} of node {said}")
+    if wrong := unsound(observation.fact):
+        raise errors.InvalidRequest(f"observation {observation.source_sequence}: {wrong}")
 
 
 def _said_of(fact: event_pb2.Fact) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import grpc
-from google.protobuf import message_factory
+from google.protobuf import message_factory, timestamp_pb2
 
 from services import log_format
 from services.master import errors, view
@@ -19,6 +19,7 @@ from services.master.replay import state_at
 from services.master.retention import SAMPLE_KINDS
 from services.master.servicers import pages
 from services.master.servicers.errors import translated
+from services.master.soundness import is_time
 from services.master.state import State
 from services.master.subscription import Happenings, Subscription
 from ullage.v1 import event_pb2, event_service_pb2, model_pb2, state_pb2
@@ -35,6 +36,8 @@ SCAN_EVENTS: Final = 1024
 
 LIST_SCANS_MAX: Final = 100
 """How often rows are read for one page of a list; a filter that lets little through gets short pages."""
+
+INT64_MAX: Final = 2**63 - 1
 
 REPLAYS_MAX: Final = 2
 """States rebuilt at once; more wait."""
@@ -114,7 +117,7 @@ class EventServicer:
                 state = await self._state_at(request.at_sequence)
                 shown = view.cluster_state(state)
             elif request.HasField("at_time"):
-                at_ns = request.at_time.ToNanoseconds()
+                at_ns = _nanoseconds(request.at_time, "at_time")
                 last = await asyncio.to_thread(self._cluster.log.last_until, at_ns)
                 state = await self._state_at(min(last, self._cluster.state.sequence))
                 shown = view.cluster_state(state)
@@ -193,7 +196,7 @@ class EventServicer:
             case "from_sequence":
                 return max(1, request.from_sequence)
             case "from_time":
-                since_ns = request.from_time.ToNanoseconds()
+                since_ns = _nanoseconds(request.from_time, "from_time")
                 first = await asyncio.to_thread(self._cluster.log.first_since, since_ns)
                 return first or self._cluster.state.sequence + 1
             case "from_now" | None:
@@ -327,6 +330,13 @@ def _together(events: Sequence[Wire], most: int) -> Iterator[list[Wire]]:
         size += len(event[1])
     if together:
         yield together
+
+
+def _nanoseconds(said: timestamp_pb2.Timestamp, field: str) -> int:
+    """A moment as the log has it; one before or after all that it can hold is its first or its last."""
+    if not is_time(said):
+        raise errors.InvalidRequest(f"{field} is no moment from the year 1 to 9999")
+    return max(0, min(said.ToNanoseconds(), INT64_MAX))
 
 
 def _sequence(position: str) -> int:
