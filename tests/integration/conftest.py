@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.integration.cluster import Cluster, eventually
 
 MODEL = "smollm2-135m"
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +38,7 @@ def own(tmp_path: Path, smollm2_folder: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def released(shared: Cluster) -> Iterator[Cluster]:
     """The shared cluster, without an instance of the model or its memory on any node, before and after."""
-    _release(shared)
+    eventually("every node has looked for shards", lambda: _hold_nothing(shared))
     yield shared
     _release(shared)
 
@@ -46,11 +48,17 @@ def _release(cluster: Cluster) -> None:
     for instance in cluster.state()["state"]["instances"]:
         if instance["state"] not in gone:
             cluster.ullage("release", instance["instance_id"])
-    # What a shard held is in its node's samples until its process is gone and the probe has looked again.
-    eventually("no node holds a shard", lambda: _holds_nothing(cluster), seconds=60)
+    eventually("every instance is released", lambda: _all_released(cluster))
+    # What a shard held is in its node's samples until the probe has looked again; one taken before may be on its way.
+    released_at = datetime.now(tz=UTC)
+    eventually("no node holds a shard", lambda: _hold_nothing(cluster, released_at))
 
 
-def _holds_nothing(cluster: Cluster) -> bool:
-    state = cluster.state()["state"]
-    released = all(one["state"] == "INSTANCE_STATE_RELEASED" for one in state["instances"])
-    return released and all(int(one["memory"].get("own_bytes", 0)) == 0 for one in state["nodes"])
+def _all_released(cluster: Cluster) -> bool:
+    return all(one["state"] == "INSTANCE_STATE_RELEASED" for one in cluster.state()["state"]["instances"])
+
+
+def _hold_nothing(cluster: Cluster, since: datetime = LONG_AGO) -> bool:
+    """Whether every node has looked since then, and found nothing."""
+    samples = [node["memory"] for node in cluster.state()["state"]["nodes"]]
+    return all(datetime.fromisoformat(one["taken_at"]) > since and one.get("own_bytes") == "0" for one in samples)

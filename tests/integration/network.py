@@ -12,8 +12,7 @@ from typing import Final
 
 import pytest
 
-NEAR_ADDRESS: Final = "10.213.77.1"
-FAR_ADDRESS: Final = "10.213.77.2"
+COMMAND_SECONDS_MAX: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,8 @@ class FarMachine:
 
     namespace: str
     cable: str
+    near_address: str
+    far_address: str
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -37,7 +38,7 @@ class FarMachine:
 
 
 def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=10)
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=COMMAND_SECONDS_MAX)
 
 
 @contextmanager
@@ -46,7 +47,9 @@ def far_machine() -> Iterator[FarMachine]:
     if shutil.which("ip") is None or os.geteuid() != 0:
         pytest.skip("network namespaces need ip (iproute2) and root")
     number = os.getpid()
-    machine = FarMachine(f"ullage-{number}", f"ulla{number % 100_000}n")
+    # Addresses of its own, as other tests may run on this machine.
+    network = f"10.{number // 64 % 64 + 128}.{number % 64 + 128}"
+    machine = FarMachine(f"ullage-{number}", f"ulla{number % 100_000}n", f"{network}.1", f"{network}.2")
     far_end = f"ulla{number % 100_000}f"
     try:
         ip("netns", "add", machine.namespace)
@@ -55,10 +58,10 @@ def far_machine() -> Iterator[FarMachine]:
     try:
         ip("link", "add", machine.cable, "type", "veth", "peer", "name", far_end)
         ip("link", "set", far_end, "netns", machine.namespace)
-        ip("addr", "add", f"{NEAR_ADDRESS}/30", "dev", machine.cable)
+        ip("addr", "add", f"{machine.near_address}/30", "dev", machine.cable)
         ip("link", "set", machine.cable, "up")
         for arguments in (
-            ("addr", "add", f"{FAR_ADDRESS}/30", "dev", far_end),
+            ("addr", "add", f"{machine.far_address}/30", "dev", far_end),
             ("link", "set", far_end, "up"),
             ("link", "set", "lo", "up"),
         ):
@@ -66,4 +69,4 @@ def far_machine() -> Iterator[FarMachine]:
         yield machine
     finally:
         # The cable goes with it.
-        subprocess.run(["ip", "netns", "del", machine.namespace], check=False, timeout=10)
+        subprocess.run(["ip", "netns", "del", machine.namespace], check=False, timeout=COMMAND_SECONDS_MAX)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import grpc
 import psutil
 
 from services import rpc
-from tests.integration.cluster import Cluster, eventually
+from tests.integration.cluster import HANG_SECONDS, Cluster, eventually
+from tests.integration.pace import Moment
 from ullage.v1 import (
     model_pb2,
     placement_service_pb2,
@@ -23,10 +24,16 @@ from ullage.v1 import (
 MODEL: Final = "smollm2-135m"
 CONTEXT_TOKENS: Final = 1024
 BOUND_SECONDS: Final = 5.0
-"""From a rank's death or stall to the client's and the master's knowing."""
+"""From a rank's death or stall to the client's and the master's knowing, as pace.py counts."""
 
 LONG_PROMPT: Final = "The lighthouse keeper counted the ships that passed in the night. " * 60
 """Some 800 tokens: seconds of prefill."""
+
+LONG_ANSWER_TOKENS: Final = 1000
+"""Under way for so long that it is not over before something is done to it."""
+
+AT_WORK_SECONDS: Final = 0.1
+"""On a processor: more than a rank takes that only waits."""
 
 PHASES: Final = ("load", "prefill", "decode", "idle")
 
@@ -43,11 +50,11 @@ class Answer:
     def __init__(self, address: str, instance_id: str, prompt: str, tokens: int) -> None:
         self.token_ids: list[int] = []
         self.error: grpc.RpcError | None = None
-        self.ended_at = 0.0
+        self.ended: Moment | None = None
         self._channel = dial(address)
         request = runner_service_pb2.GenerateRequest(instance_id=instance_id, text=prompt)
         request.sampling.max_tokens = tokens
-        self._call = runner_service_pb2_grpc.RunnerServiceStub(self._channel).Generate(request, timeout=120)
+        self._call = runner_service_pb2_grpc.RunnerServiceStub(self._channel).Generate(request, timeout=HANG_SECONDS)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -57,15 +64,22 @@ class Answer:
                 self.token_ids += response.token_ids
         except grpc.RpcError as error:
             self.error = error
-        self.ended_at = time.monotonic()
+        self.ended = Moment()
 
     def has_tokens(self, count: int) -> None:
-        eventually(f"{count} tokens", lambda: len(self.token_ids) >= count or self.ended_at)
+        eventually(f"{count} tokens", lambda: len(self.token_ids) >= count or self.ended)
 
-    def wait(self, seconds: float = 60.0) -> None:
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"the client was told nothing for {seconds:.0f} s"
+    def wait(self) -> None:
+        self._thread.join(HANG_SECONDS)
+        assert not self._thread.is_alive(), f"the client was told nothing for {HANG_SECONDS:.0f} s"
         self._channel.close()
+
+    def ended_by(self, since: Moment) -> None:
+        """Wait for the end, which must come within the bound."""
+        self.wait()
+        assert self.ended is not None
+        took = since.seconds_until(self.ended)
+        assert took <= BOUND_SECONDS, f"the client was told only after {took:.1f} s"
 
     def cancel(self) -> None:
         """Go, as a client does who wants no more."""
@@ -98,13 +112,17 @@ class Ring:
         node_id = self.instance.placement.shards[rank].node_id
         return next(name for name in self.addresses if self.node_id(name) == node_id)
 
+    def rank_on(self, name: str) -> int:
+        """The rank that the node has."""
+        return next(rank for rank in range(len(self.instance.placement.shards)) if self.name_of(rank) == name)
+
     def close(self) -> None:
         self._channel.close()
 
     def place(self, layers: Mapping[str, int], *, context_tokens: int = CONTEXT_TOKENS, concurrent: int = 1) -> None:
         """Place the model with these layers on the nodes of these names, once these can take it."""
         # A node that has just come back may not have been heard yet.
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_SECONDS
         while True:
             try:
                 self.place_once(layers, context_tokens=context_tokens, concurrent=concurrent)
@@ -124,7 +142,7 @@ class Ring:
             model_id=MODEL, context_tokens=context_tokens, concurrent_sequences=concurrent, fixed_layers=fixed
         )
         request = placement_service_pb2.PlaceRequest(spec=spec)
-        self.instance = self._placement.Place(request, timeout=10).instance
+        self.instance = self._placement.Place(request, timeout=HANG_SECONDS).instance
 
     def place_and_run(self, layers: Mapping[str, int], **asked: int) -> None:
         self.place(layers, **asked)
@@ -133,7 +151,7 @@ class Ring:
     def release(self) -> None:
         if self.instance.instance_id:
             request = placement_service_pb2.ReleaseRequest(instance_id=self.instance.instance_id)
-            self._placement.Release(request, timeout=10)
+            self._placement.Release(request, timeout=HANG_SECONDS)
         self.instance = model_pb2.Instance()
 
     @property
@@ -142,11 +160,11 @@ class Ring:
 
     def now(self) -> model_pb2.Instance:
         request = placement_service_pb2.GetInstanceRequest(instance_id=self.instance.instance_id)
-        return self._placement.GetInstance(request, timeout=10).instance
+        return self._placement.GetInstance(request, timeout=HANG_SECONDS).instance
 
     def changes(self) -> Iterator[model_pb2.Instance]:
         request = placement_service_pb2.WatchInstanceRequest(instance_id=self.instance.instance_id)
-        for response in self._placement.WatchInstance(request, timeout=60):
+        for response in self._placement.WatchInstance(request, timeout=HANG_SECONDS):
             yield response.instance
 
     def until(self, state: model_pb2.InstanceState.ValueType) -> model_pb2.Instance:
@@ -156,22 +174,29 @@ class Ring:
             assert instance.state not in _OVER, instance.failure
         raise AssertionError("the instance is no longer watched")
 
-    def until_loading(self, rank: int) -> None:
-        """Return while this rank loads."""
-        for instance in self.changes():
-            phase = instance.shards[rank].phase
-            assert phase <= model_pb2.SHARD_PHASE_LOADING, "it was too fast to be seen loading"
-            if phase == model_pb2.SHARD_PHASE_LOADING:
-                return
+    def place_and_see_loading(self, layers: Mapping[str, int], rank: Callable[[], int]) -> None:
+        """Place the model in place of what there is, and return while this rank, asked for then, loads."""
 
-    def failed(self, since: float) -> str:
+        def seen_loading() -> bool:
+            self.release()
+            self.place(layers)
+            for instance in self.changes():
+                phase = instance.shards[rank()].phase
+                if phase >= model_pb2.SHARD_PHASE_LOADING:
+                    # Whoever looks late is shown what came of it meanwhile, and looks again.
+                    return phase == model_pb2.SHARD_PHASE_LOADING
+            return False
+
+        eventually("a rank is seen loading", seen_loading)
+
+    def failed(self, since: Moment) -> str:
         """Why the instance failed, once it has; that must be within the bound."""
         failure = ""
         for instance in self.changes():
             if instance.state == model_pb2.INSTANCE_STATE_FAILED:
                 failure = instance.failure
                 break
-        took = time.monotonic() - since
+        took = since.age_seconds
         assert failure
         assert took <= BOUND_SECONDS, f"FAILED only after {took:.1f} s: {failure}"
         return failure
@@ -190,21 +215,31 @@ class Ring:
         """Have the rank be in this phase; the request under way, if there is one."""
         match phase:
             case "load":
-                self.release()
-                self.place(layers)
-                self.until_loading(rank)
+                self.place_and_see_loading(layers, lambda: rank)
                 return None
             case "prefill":
-                answer = self.ask(LONG_PROMPT, 4)
-                time.sleep(0.7)
-                assert not answer.token_ids, "the prompt was taken too fast"
-                return answer
+                return eventually("the rank is in the middle of a prompt", lambda: self._amid_prompt(rank))
             case "decode":
-                answer = self.ask(tokens=400)
+                answer = self.ask(tokens=LONG_ANSWER_TOKENS)
                 answer.has_tokens(3)
                 return answer
             case _:
                 return None
+
+    def _amid_prompt(self, rank: int) -> Answer | None:
+        """An answer whose prompt the rank computes; None where the tokens came before that was seen."""
+        process = self.shard(rank)
+        spent_before = _processor_seconds(process)
+        answer = self.ask(LONG_PROMPT, 200)
+
+        def at_work() -> bool:
+            return _processor_seconds(process) - spent_before > AT_WORK_SECONDS
+
+        eventually("the rank is at work", lambda: at_work() or answer.ended)
+        if not answer.token_ids:
+            return answer
+        answer.cancel()
+        return None
 
     def shard(self, rank: int) -> psutil.Process:
         """The process of this rank."""
@@ -228,9 +263,14 @@ class Ring:
 
     def everything_is_gone(self) -> None:
         """No process of the instance is left, hence none of its memory, and the master knows."""
-        eventually("every shard's process is gone", lambda: not self.processes(), seconds=8)
+        eventually("every shard's process is gone", lambda: not self.processes())
         gone = {model_pb2.SHARD_PHASE_FAILED, model_pb2.SHARD_PHASE_UNLOADED}
-        eventually("the master knows", lambda: all(shard.phase in gone for shard in self.now().shards), seconds=8)
+        eventually("the master knows", lambda: all(shard.phase in gone for shard in self.now().shards))
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return used.user + used.system
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.integration.cluster import HANG_SECONDS, PATIENT, ROOT
 
 
 def test_the_demo_goes_from_a_refusal_to_an_answer(smollm2_folder: Path) -> None:
@@ -14,10 +15,11 @@ def test_the_demo_goes_from_a_refusal_to_an_answer(smollm2_folder: Path) -> None
     demo = subprocess.run(
         [sys.executable, "-m", "examples.demo"],
         cwd=ROOT,
+        env={**PATIENT, **os.environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=HANG_SECONDS * 10,
         check=False,
     )
     assert demo.returncode == 0, demo.stdout

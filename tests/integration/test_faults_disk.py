@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.integration.cluster import Cluster
-from tests.integration.ring import BOUND_SECONDS, MODEL, Ring
+from tests.integration.cluster import HANG_SECONDS, Cluster
+from tests.integration.pace import Moment
+from tests.integration.ring import BOUND_SECONDS, LONG_ANSWER_TOKENS, MODEL, Ring
 
 pytestmark = pytest.mark.model
 
@@ -23,10 +23,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "cluster"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True, timeout=10).returncode != 0:
+    if subprocess.run(mount, check=False, capture_output=True, timeout=HANG_SECONDS).returncode != 0:
         pytest.skip("a small file system cannot be mounted here")
     yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=HANG_SECONDS)
 
 
 @pytest.fixture
@@ -56,23 +56,26 @@ def fill(folder: Path) -> Path:
 
 def test_with_a_full_disk_nothing_hangs_and_all_is_told_once_there_is_room(ring: Ring, small_disk: Path) -> None:
     ring.place_and_run({"node-1": 30})
-    answer = ring.ask(tokens=400)
+    answer = ring.ask(tokens=LONG_ANSWER_TOKENS)
     answer.has_tokens(3)
     filling = fill(small_disk)
-    since = time.monotonic()
+    since = Moment()
     ring.shard(0).kill()
 
-    answer.wait(BOUND_SECONDS)
+    answer.ended_by(since)
     assert "rank 0" in answer.details
     with pytest.raises(grpc.RpcError) as refused:
         ring.place_once({"node-1": 30})
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert time.monotonic() - since < 2 * BOUND_SECONDS
+    assert since.age_seconds < 2 * BOUND_SECONDS
 
-    since = time.monotonic()
+    since = Moment()
     filling.unlink()
     failure = ring.failed(since)
-    assert failure == "rank 0 on node-1 failed while RUNNING: its process ended: killed by SIGKILL"
+    # Another test may have had the kernel kill a process of its own meanwhile, which is said where there is a doubt.
+    assert failure.removesuffix(": memory ran out, and the kernel killed a process then") == (
+        "rank 0 on node-1 failed while RUNNING: its process ended: killed by SIGKILL"
+    )
     ring.everything_is_gone()
     ring.place_and_run({"node-1": 30})
     ring.answers()

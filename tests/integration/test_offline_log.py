@@ -9,20 +9,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import Cluster, ullage
+from tests.integration.cluster import Cluster, eventually, ullage
 from tests.integration.conftest import MODEL
 
 pytestmark = pytest.mark.model
+
+WAL_HEADER_BYTES = 32
+"""Written anew when a WAL begins again after a checkpoint."""
 
 
 @pytest.fixture
 def copied(shared: Cluster, tmp_path: Path) -> Path:
     """A copy of the shared cluster's log, taken while it runs: the database and what is still in its WAL."""
-    for name in ("events.db", "events.db-wal"):
-        source = shared.log_path.with_name(name)
-        if source.exists():
-            shutil.copy(source, tmp_path / name)
+    eventually("the log is copied between two checkpoints", lambda: _copied_whole(shared.log_path, tmp_path))
     return tmp_path / "events.db"
+
+
+def _copied_whole(log: Path, folder: Path) -> bool:
+    """Whether nothing went from the WAL into the database meanwhile; what was only added to the WAL may be there."""
+    wal = log.with_name(f"{log.name}-wal")
+    for source in (log, wal):
+        shutil.copyfile(source, folder / source.name)
+    return all(
+        _beginning(source, size_bytes) == _beginning(folder / source.name, size_bytes)
+        for source, size_bytes in ((log, None), (wal, WAL_HEADER_BYTES))
+    )
+
+
+def _beginning(path: Path, size_bytes: int | None) -> bytes:
+    return path.read_bytes()[:size_bytes]
 
 
 def test_a_copied_log_shows_the_state_of_any_moment_without_a_master(shared: Cluster, copied: Path) -> None:

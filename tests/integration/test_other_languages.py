@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import ROOT, Cluster, eventually
+from tests.integration.cluster import COMMAND_SECONDS_MAX, HANG_SECONDS, ROOT, Cluster, eventually
 from tests.integration.conftest import MODEL
 
 pytestmark = pytest.mark.model
@@ -29,7 +29,7 @@ def grpcurl(
 ) -> str:
     body = () if data is None else ("-d", json.dumps(data))
     command = [GRPCURL, "-plaintext", *body, cluster.address, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -60,12 +60,17 @@ def test_grpcurl_places_reads_the_state_and_follows_events(released: Cluster) ->
 
     # Follow has no end: grpcurl leaves it at its deadline, with what it has read until then.
     request = {"from_sequence": placed["placed_at_sequence"], "filter": {"kinds": ["instance_placed"]}}
-    command = [GRPCURL, "-plaintext", "-max-time", "3", "-d", json.dumps(request), released.address]
+    followed = eventually("a follower sees it", lambda: followed_with(released, request, placed["instance_id"]))
+    assert "DeadlineExceeded" in followed.stderr
+
+
+def followed_with(cluster: Cluster, request: object, instance_id: str) -> subprocess.CompletedProcess[str] | None:
+    """What grpcurl followed within three seconds, if it saw the instance in these: it dials in them too."""
+    command = [GRPCURL, "-plaintext", "-max-time", "3", "-d", json.dumps(request), cluster.address]
     done = subprocess.run(
-        [*command, "ullage.v1.EventService/Follow"], capture_output=True, text=True, check=False, timeout=60
+        [*command, "ullage.v1.EventService/Follow"], capture_output=True, text=True, check=False, timeout=HANG_SECONDS
     )
-    assert f'"instance_id": "{placed["instance_id"]}"' in done.stdout
-    assert "DeadlineExceeded" in done.stderr
+    return done if f'"instance_id": "{instance_id}"' in done.stdout else None
 
 
 def test_every_command_of_the_grpcurl_readme_works(released: Cluster) -> None:
@@ -74,10 +79,12 @@ def test_every_command_of_the_grpcurl_readme_works(released: Cluster) -> None:
     assert len(commands) == 12
     for command in commands[:-1]:
         said = written(command.replace("$ULLAGE_MASTER", released.address))
-        assert said.returncode == 0 or ("-max-time" in command and "DeadlineExceeded" in said.stderr), command
+        # Its deadline may find it dialling, which it says in other words.
+        is_over = "-max-time" in command and re.search("deadline ?exceeded", said.stderr, flags=re.IGNORECASE)
+        assert said.returncode == 0 or is_over, f"{command}\n{said.stderr}"
 
     [instance] = [one for one in released.state()["state"]["instances"] if one["spec"].get("request_id") == "readme-1"]
-    eventually("the instance runs", lambda: released.runs(instance["instance_id"]), seconds=60)
+    eventually("the instance runs", lambda: released.runs(instance["instance_id"]))
     runner = released.runner_of(instance["placement"]["shards"][0]["node_id"])
     said = written(commands[-1].replace("INSTANCE", instance["instance_id"]).replace("RUNNER", runner))
     assert '"summary"' in said.stdout
@@ -86,7 +93,7 @@ def test_every_command_of_the_grpcurl_readme_works(released: Cluster) -> None:
 def written(command: str) -> subprocess.CompletedProcess[str]:
     """A command as it is written in a README."""
     [_, *arguments] = shlex.split(command)
-    return subprocess.run([GRPCURL, *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([GRPCURL, *arguments], capture_output=True, text=True, check=False, timeout=HANG_SECONDS)
 
 
 def test_grpcurl_shows_a_refusal_with_its_proof(released: Cluster) -> None:
@@ -101,7 +108,11 @@ def test_a_context_that_is_no_positive_number_is_refused(released: Cluster, cont
     spec = {"model_id": MODEL, "context_tokens": context}
     command = [GRPCURL, "-plaintext", "-d", json.dumps({"spec": spec}), released.address]
     done = subprocess.run(
-        [*command, "ullage.v1.PlacementService/Place"], capture_output=True, text=True, check=False, timeout=60
+        [*command, "ullage.v1.PlacementService/Place"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode != 0
     assert code in done.stderr
@@ -122,7 +133,12 @@ def node_client() -> Path:
     lock = NODE_EXAMPLE / "package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
         done = subprocess.run(
-            [npm, "ci", "--ignore-scripts"], cwd=NODE_EXAMPLE, capture_output=True, text=True, check=False, timeout=300
+            [npm, "ci", "--ignore-scripts"],
+            cwd=NODE_EXAMPLE,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_SECONDS_MAX,
         )
         assert done.returncode == 0, done.stderr
     return NODE_EXAMPLE / "client.js"
@@ -136,7 +152,7 @@ def test_a_node_js_client_places_reads_follows_and_generates(released: Cluster, 
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=COMMAND_SECONDS_MAX,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -168,7 +184,7 @@ def test_the_python_client_places_and_asks(released: Cluster) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=COMMAND_SECONDS_MAX,
     )
     assert done.returncode == 0, done.stderr
     nodes, answer = done.stdout.splitlines()[:3], done.stdout.splitlines()[3:]

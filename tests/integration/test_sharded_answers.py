@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import COMMAND_SECONDS_MAX, ROOT, Cluster
 from tests.integration.conftest import MODEL
 
 pytestmark = pytest.mark.model
@@ -30,7 +30,7 @@ SPLITS = {
 def unsharded(smollm2_folder: Path) -> list[list[int]]:
     """The token ids of the unsharded model, from a process without any of our code."""
     command = [sys.executable, "-m", "tests.integration.reference", str(smollm2_folder), TOKENS, *PROMPTS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=COMMAND_SECONDS_MAX)
     assert done.returncode == 0, done.stderr
     answers: list[list[int]] = json.loads(done.stdout)
     assert [len(answer) for answer in answers] == [int(TOKENS)] * len(PROMPTS)

@@ -6,13 +6,17 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import psutil
 import pytest
 
-from tests.integration.cluster import ROOT, ULLAGE, Cluster, eventually, ullage
+from tests.integration.cluster import HANG_SECONDS, PATIENT, ROOT, ULLAGE, Cluster, eventually, ullage
+
+SERVICES: Final = {"cli.leash", "master", "probe", "runner"}
 
 
 class Up:
@@ -20,7 +24,7 @@ class Up:
 
     def __init__(self, folder: Path, *options: str) -> None:
         arguments = ["up", "--nodes", "1", "--listen", "127.0.0.1:0", "--data-dir", str(folder), *options]
-        environment = {**os.environ, "ULLAGE_MODELS_DIR": str(folder / "models")}
+        environment = {**PATIENT, **os.environ, "ULLAGE_MODELS_DIR": str(folder / "models")}
         self.process = subprocess.Popen(
             [*ULLAGE, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -31,22 +35,45 @@ class Up:
 
     def services(self) -> dict[str, psutil.Process]:
         """The processes it started, by the module they run."""
+        return eventually("each of its processes is what it was started as", self._services)
+
+    def _services(self) -> dict[str, psutil.Process]:
+        """Nothing while one of them has not become itself yet, or is one that measures something and goes again."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return {child.cmdline()[2].removeprefix("services.").removesuffix(".lean"): child for child in children}
+        with suppress(psutil.Error, IndexError):
+            found = {child.cmdline()[2].removeprefix("services.").removesuffix(".lean"): child for child in children}
+            if set(found) == SERVICES:
+                return found
+        return {}
 
     def end(self) -> tuple[int, str]:
         """Its exit code, and what it said on stderr."""
-        _, err = self.process.communicate(timeout=20)
+        _, err = self.process.communicate(timeout=HANG_SECONDS)
         return self.process.returncode, err
 
 
+Start = Callable[..., Up]
+
+
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
-    running = Up(tmp_path, "--memory", "300MiB", "--json")
-    yield running
-    if running.process.poll() is None:
-        running.process.terminate()
-    running.end()
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `ullage up` on the same data each time; what is left of it ends with the test."""
+    started: list[Up] = []
+
+    def start(*options: str) -> Up:
+        started.append(Up(tmp_path, *options))
+        return started[-1]
+
+    yield start
+    for running in started:
+        if running.process.poll() is None:
+            running.process.terminate()
+        running.end()
+
+
+@pytest.fixture
+def up(start: Start) -> Up:
+    return start("--memory", "300MiB", "--json")
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -62,7 +89,6 @@ def test_it_says_when_everything_is_ready_and_stops_it_all_when_asked(up: Up) ->
     assert status.stdout.splitlines()[1].split()[:2] == ["node-1", "live"]
 
     services = up.services()
-    assert set(services) == {"cli.leash", "master", "probe", "runner"}
     up.process.send_signal(signal.SIGINT)
     code, err = up.end()
     assert (code, err) == (0, "")
@@ -86,21 +112,21 @@ def test_nothing_outlives_it_when_it_is_killed(up: Up) -> None:
     services = up.services()
     up.process.kill()
     up.end()
-    eventually("its services are gone", lambda: gone(list(services.values())), seconds=15)
+    eventually("its services are gone", lambda: gone(list(services.values())))
 
 
-def test_a_bad_option_of_a_service_is_told_as_the_service_tells_it(tmp_path: Path) -> None:
-    code, err = Up(tmp_path, "--memory", "much").end()
+def test_a_bad_option_of_a_service_is_told_as_the_service_tells_it(start: Start) -> None:
+    code, err = start("--memory", "much").end()
     assert code == 1
     assert "node-1 probe ended with exit code" in err
     assert "much" in err
     assert "Traceback" not in err
 
 
-def test_the_same_data_has_the_same_nodes_again(tmp_path: Path) -> None:
+def test_the_same_data_has_the_same_nodes_again(start: Start) -> None:
     ids = []
     for _ in range(2):
-        running = Up(tmp_path, "--json")
+        running = start("--json")
         ids.append(json.loads(running.first_line())["state"]["nodes"][0]["identity"]["node_id"])
         running.process.terminate()
         assert running.end() == (0, "")
@@ -119,6 +145,6 @@ def test_a_node_joins_a_master_with_its_probe_and_its_runner_as_one_command(tmp_
         assert node.stdout.readline().endswith(f"master at {cluster.address}; Ctrl-C stops them\n")
         cluster.wait_until_known(["solo"])
         node.terminate()
-        assert (node.communicate(timeout=20)[1], node.returncode) == ("", 0)
+        assert (node.communicate(timeout=HANG_SECONDS)[1], node.returncode) == ("", 0)
     finally:
         cluster.stop()
