@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -146,3 +149,25 @@ async def test_both_versions_of_reflection_list_the_services(port: int, version:
         names = [service.name async for answer in answers for service in answer.list_services_response.service]
 
     assert SERVICE in names
+
+
+async def test_a_client_that_goes_on_writing_is_told_why_its_call_has_ended() -> None:
+    async def refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        await anext(aiter(requests))
+        await context.abort(grpc.StatusCode.ALREADY_EXISTS, "another is here")
+
+    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+    handlers: dict[str, Any] = {"Talk": grpc.stream_stream_rpc_method_handler(refuse)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("ullage.v1.Test", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    said: set[str | None] = set()
+    async with rpc.channel(f"127.0.0.1:{port}") as channel:
+        for _ in range(20):  # Nine in ten of them would be told of an internal error.
+            call: Any = rpc.keep_status(channel.stream_stream("/ullage.v1.Test/Talk")())
+            with contextlib.suppress(asyncio.InvalidStateError):
+                while True:
+                    await call.write(bytes(1000))
+            said.add(await call.details())
+    await server.stop(0)
+    assert said == {"another is here"}

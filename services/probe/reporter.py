@@ -114,7 +114,7 @@ class Reporter:
             waits = rpc.backoff_seconds(last=WAIT_SECONDS_MAX)
             while True:
                 self.connected = False
-                wait = await self._attempt(stub.Report())
+                wait = await self._attempt(rpc.keep_status(stub.Report()))
                 if self.connected:
                     waits = rpc.backoff_seconds(last=WAIT_SECONDS_MAX)
                 self.connected = False

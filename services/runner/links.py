@@ -63,7 +63,7 @@ class Links:
 
     async def _measure(self, channel: grpc.aio.Channel, link: node_pb2.Link) -> None:
         method: Any = channel.stream_stream(f"/{SERVICE}/Forward")
-        call = method(metadata=((ECHO_KEY, "1"),))
+        call = rpc.keep_status(method(metadata=((ECHO_KEY, "1"),)))
         try:
             async with self._one_at_a_time, asyncio.timeout(ECHO_SECONDS):
                 await self._echo(call, link)

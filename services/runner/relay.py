@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import grpc
 
+from services import rpc
 from services.rpc import RpcError
 from services.runner.shards import Shards
 from services.runner.supervisor import ShardSupervisor
@@ -46,7 +47,7 @@ class Relay:
             return
         shard = self._addressed(metadata)
         method: Any = self._channel(shard).stream_stream(f"/{SERVICE}/Forward")
-        call = method(requests, metadata=_metadata(shard))
+        call = rpc.keep_status(method(requests, metadata=_metadata(shard)))
         async for response in self._passed_on(shard, call, context):
             yield response
 

@@ -104,7 +104,7 @@ class Session:
 
     async def _converse(self) -> None:
         """One connection, to its end."""
-        call: Any = self._stub.Session()
+        call: Any = rpc.keep_status(self._stub.Session())
         self._version = None
         self._heard_at = self._clock.monotonic()
         self._outbox.rewind()

@@ -89,7 +89,8 @@ class Downstream:
 
     async def _dialled(self) -> _Call:
         metadata = ((INSTANCE_KEY, self._assignment.instance_id), (RANK_KEY, str(self.rank)))
-        call = runner_service_pb2_grpc.RunnerServiceStub(self._channel).Forward(metadata=metadata)
+        stub = runner_service_pb2_grpc.RunnerServiceStub(self._channel)
+        call = rpc.keep_status(stub.Forward(metadata=metadata))
         try:
             async with asyncio.timeout(HELLO_SECONDS_MAX):
                 await call.write(frames.hello(self._assignment, self.rank))
