@@ -19,6 +19,9 @@ from ullage.v1 import dispatch_service_pb2, model_pb2
 
 FAKE_SHARD = Path(__file__).with_name("fake_shard.py")
 
+PATIENT = Bounds(stuck_seconds=60.0, answer_seconds=60.0, explain_seconds=60.0)
+"""For all tests but those of a bound: a shard that is kept from the processor for long is no news to them."""
+
 
 @pytest.fixture
 def told() -> Told:
@@ -60,7 +63,7 @@ def workshop(told: Told, short_folder: Path, tiny_models_dir: Path) -> MakeWorks
             fetcher=Fetcher("n1", tiny_models_dir, SystemClock()),
             clock=clock or SystemClock(),
             tell=told,
-            bounds=bounds or Bounds(),
+            bounds=bounds or PATIENT,
         )
 
     return make
