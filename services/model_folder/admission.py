@@ -215,9 +215,11 @@ def refusal(values: Mapping[str, Any]) -> str | None:
     if architecture is None:
         reason = REFUSED.get(str(model_type), "the runtime does not know the type")
         return f"architecture {model_type!r} cannot be split over nodes yet: {reason}"
-    kinds = values.get("layer_types") or ()
+    kinds = values.get("layer_types") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        return f"config.json says layer_types is {kinds!r}, which is no list of names: copy it again"
     if set(kinds) - architecture.kinds:
-        named = ", ".join(sorted({str(kind) for kind in kinds}))
+        named = ", ".join(sorted(set(kinds)))
         return (
             f"this {model_type} has layers of kinds that cannot be split yet ({named}): use a model whose layers "
             "attend to the whole context"
