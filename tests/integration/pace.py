@@ -1,4 +1,4 @@
-"""How long something took, as far as this machine let its processes run, for what must happen within some seconds.
+"""How long something took, as far as this machine let the processes of a test run, for what must happen within seconds.
 
 A machine that others use as well takes processors away, for seconds at times. That is nobody's fault here, and a bound
 that counted it would tell of the machine. On one of its own a second here is one by the clock.
@@ -7,10 +7,13 @@ that counted it would tell of the machine. On one of its own a second here is on
 from __future__ import annotations
 
 import os
-import re
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 SLOWEST: Final = 12
 """A second here is never more than so many: what hangs is found on any machine."""
@@ -21,12 +24,14 @@ class Moment:
 
     def __init__(self) -> None:
         self._at = time.monotonic()
-        self._waited_seconds = _waited_seconds()
+        self._taken_seconds = _taken_by_the_host()
+        self._waited_seconds = dict(_waited_for_others())
 
     def seconds_until(self, later: Moment) -> float:
-        """What passed from this one to `later`, without the time in which something waited for a processor."""
+        """What passed from this one to `later`, without the time in which this test waited for a processor."""
         passed = later._at - self._at
-        return max(passed / SLOWEST, passed - (later._waited_seconds - self._waited_seconds))
+        waited = _more(later._waited_seconds, self._waited_seconds) + later._taken_seconds - self._taken_seconds
+        return max(passed / SLOWEST, passed - waited)
 
     @property
     def age_seconds(self) -> float:
@@ -34,18 +39,20 @@ class Moment:
         return self.seconds_until(Moment())
 
 
-def _waited_seconds() -> float:
-    """In all, since this machine started; 0.0 where it does not say, and nothing is made allowance for then."""
-    return _waited_for_others() + _taken_by_the_host()
+def _more(later: Mapping[str, float], earlier: Mapping[str, float]) -> float:
+    return sum(seconds - earlier.get(thread, 0.0) for thread, seconds in later.items())
 
 
-def _waited_for_others() -> float:
-    try:
-        pressure = Path("/proc/pressure/cpu").read_text()
-    except OSError:
-        return 0.0
-    found = re.search(r"^some .*total=(\d+)", pressure, flags=re.MULTILINE)
-    return 0.0 if found is None else int(found[1]) / 1e6
+def _waited_for_others() -> Iterator[tuple[str, float]]:
+    """How long each thread of this test's processes was ready and did not run; none where Linux does not say."""
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        # Whoever ends meanwhile is left out.
+        with suppress(OSError):
+            for thread in Path(f"/proc/{process.pid}/task").iterdir():
+                with suppress(OSError):
+                    _, waited_ns, _ = (thread / "schedstat").read_text().split()
+                    yield str(thread), int(waited_ns) / 1e9
 
 
 def _taken_by_the_host() -> float:
