@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 
 from services.master.allocator import place
 from services.master.state import State
@@ -188,3 +190,21 @@ def test_links_to_oneself_and_to_nobody_change_nothing() -> None:
     state = state_of(ABC, model(even(20 * GB, 40)))
 
     assert answer(measured(state, [("a", "a", None), ("a", "zz", None), ("zz", "a", None)])) == "a:20 b:20"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_node_that_would_need_more_bytes_than_there_are_numbers_is_refused(force: bool) -> None:
+    shape = model([2**38, 2**39, 2**38, 2**37], hidden_size=2**24, kv_allocation_step_tokens=256)
+    others = [Node(name, 2**40, ram=2**40) for name in "abc"]
+    giant = Node("z", 2**40, ram=2**40, element_bytes=MAX_32)
+    state = measured(state_of([*others, giant], shape), [("a", "b", None)])
+    assert answer(state, context_tokens=4096).split(":")[0] in {"a", "b", "c"}
+    assert answer(state, context_tokens=4096, require_node_ids=["z"], force=force) == "FRAGMENTED"
+
+
+def test_a_time_that_no_duration_can_say_is_the_longest_that_one_can() -> None:
+    state = state_of([Node("a", 2**62, ram=2**62, speed=1)], model([2**60]))
+    placement = place(state, spec(), ())
+    assert isinstance(placement, model_pb2.Placement)
+    assert placement.time_per_token.ToTimedelta() > timedelta(days=3_000_000)
+    json_format.MessageToJson(placement)

@@ -9,6 +9,7 @@ Rules this module lives by:
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from services.master.allocator.budget import Budgets, View
 from services.master.allocator.capacity import ROOM_BYTES_MAX
 from services.master.allocator.case import Case
+from services.master.allocator.problem import QUESTION_STEPS_MAX
 from services.master.allocator.solution import Solution
 from services.master.allocator.survey import Ints
 
@@ -38,7 +40,7 @@ def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
     solutions = lifted.solutions()
     if solutions:
         return lifted, solutions
-    for each in (case, lifted):
+    for each in (replace(one, steps_max=QUESTION_STEPS_MAX) for one in (case, lifted)):
         rooms = _least_rooms(each)
         if rooms is not None:
             return each, each.solutions_in(rooms)

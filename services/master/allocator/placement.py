@@ -17,6 +17,9 @@ from services.master.allocator.solution import Solution
 from services.master.allocator.wording import size
 from ullage.v1 import model_pb2, node_pb2
 
+SECONDS_MAX: Final = 315_576_000_000
+"""The longest time a Duration can say."""
+
 NODES_SHOWN_MAX: Final = 64
 """Of how many nodes a decision keeps the budget: of more, those it could have used most, and how many it left out."""
 
@@ -86,7 +89,8 @@ def _duration(seconds: float | None) -> duration_pb2.Duration | None:
     if seconds is None:
         return None
     duration = duration_pb2.Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
+    # A node may say that it reads a byte a second.
+    duration.FromNanoseconds(round(min(seconds, SECONDS_MAX) * 1e9))
     return duration
 
 

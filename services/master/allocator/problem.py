@@ -14,6 +14,9 @@ from services.master.allocator.ranges import Candidate
 STEPS_MAX: Final = 400_000
 """After so many steps of a few microseconds each a search is given up: no decision takes many seconds."""
 
+QUESTION_STEPS_MAX: Final = 3000
+"""The same for one of some tens of questions that a single answer takes."""
+
 Members = tuple[int, ...]
 """Indices of candidates."""
 

@@ -145,8 +145,9 @@ class Candidate:
     def farthest(self) -> tuple[int, ...]:
         """For each start the end of the longest range that fits between two others."""
         sums = self.demand.layer_sums
-        room = self.room_bytes - self.demand.working_bytes
-        if sums[-1] + max(0, room) <= INT64_MAX:
+        # However far below nothing the room is, it holds no layer.
+        room = max(-1, self.room_bytes - self.demand.working_bytes)
+        if sums[-1] + room <= INT64_MAX:
             reached = np.searchsorted(self.demand.layer_ints, self.demand.layer_ints[:-1] + room, side="right") - 1
             return tuple(np.maximum(reached, np.arange(self.layers)).tolist())
         return tuple(max(start, bisect_right(sums, sums[start] + room) - 1) for start in range(self.layers))

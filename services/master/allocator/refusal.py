@@ -22,6 +22,7 @@ from services.master.allocator.demand import UINT64_MAX, Load, least_bytes
 from services.master.allocator.force import forcible
 from services.master.allocator.naming import counted, listed
 from services.master.allocator.pool import roomiest
+from services.master.allocator.problem import QUESTION_STEPS_MAX
 from services.master.allocator.reach import unreached
 from services.master.allocator.request import Request
 from services.master.allocator.survey import Held, Ints
@@ -38,9 +39,6 @@ LEFT_OUT_ADVISED_MAX: Final = 8
 
 SEARCH_STEPS: Final = 4096
 """How finely a remedy is searched for: one part in this many of what the model needs."""
-
-REMEDY_STEPS_MAX: Final = 3000
-"""How long an order is looked for with a remedy: some tens are tried."""
 
 _REMEDIABLE: Final = frozenset(
     {
@@ -80,7 +78,7 @@ def refuse(case: Case) -> model_pb2.Refusal:
     """Why the case has no placement; for cases that have none."""
     reason = _reason(case)
     needed, offered = needed_bytes(case), offered_bytes(case)
-    remedies = [*_remedies(replace(case, quickly=True, steps_max=REMEDY_STEPS_MAX), reason, needed or 0)]
+    remedies = [*_remedies(replace(case, quickly=True, steps_max=QUESTION_STEPS_MAX), reason, needed or 0)]
     lines = [_headline(case, reason, needed or 0, offered)]
     lines += [] if case.proved else [_UNPROVED]
     lines += [f"  {node_line(budget, case.request.layers)}" for budget in case.nodes]
@@ -92,7 +90,7 @@ def refuse(case: Case) -> model_pb2.Refusal:
         offered_bytes=min(offered, UINT64_MAX),
         nodes=[budget.message() for budget in case.nodes],
         remedies=remedies,
-        retryable=_retryable(replace(case, steps_max=REMEDY_STEPS_MAX)),
+        retryable=_retryable(replace(case, steps_max=QUESTION_STEPS_MAX)),
         decided_at_sequence=case.survey.sequence,
     )
 
