@@ -59,7 +59,7 @@ class Bounds:
     check_period_seconds: float = 1.0
     terminate_seconds: float = 2.0
     """From being asked to end to being killed. Whoever stops the runner waits so long, and would kill it."""
-    explain_seconds: float = 10.0
+    explain_seconds: float = 4.0
     """From the end of the connection to the end of the process, which says more."""
     blame_seconds: float = 0.5
     """For another rank that is blamed to be heard first: its own runner knows more."""
