@@ -39,20 +39,21 @@ class Moment:
         return self.seconds_until(Moment())
 
 
-def _more(later: Mapping[str, float], earlier: Mapping[str, float]) -> float:
-    return sum(seconds - earlier.get(thread, 0.0) for thread, seconds in later.items())
+def _more(later: Mapping[int, float], earlier: Mapping[int, float]) -> float:
+    return sum(seconds - earlier.get(pid, 0.0) for pid, seconds in later.items())
 
 
-def _waited_for_others() -> Iterator[tuple[str, float]]:
-    """How long each thread of this test's processes was ready and did not run; none where Linux does not say."""
+def _waited_for_others() -> Iterator[tuple[int, float]]:
+    """How long each process of this test was ready in all, and did not run; none where Linux does not say.
+
+    By its first thread, which does what it is told: those that compute for an answer wait without holding anybody up.
+    """
     here = psutil.Process()
     for process in (here, *here.children(recursive=True)):
         # Whoever ends meanwhile is left out.
         with suppress(OSError):
-            for thread in Path(f"/proc/{process.pid}/task").iterdir():
-                with suppress(OSError):
-                    _, waited_ns, _ = (thread / "schedstat").read_text().split()
-                    yield str(thread), int(waited_ns) / 1e9
+            _, waited_ns, _ = Path(f"/proc/{process.pid}/schedstat").read_text().split()
+            yield process.pid, int(waited_ns) / 1e9
 
 
 def _taken_by_the_host() -> float:
