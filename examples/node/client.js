@@ -108,7 +108,8 @@ async function main([name, ...rest]) {
   }
   try {
     await commands[name](...rest);
-    process.exit(0);
+    // Once all is written: exiting drops what a pipe that is full has not taken yet.
+    process.stdout.write('', () => process.exit(0));
   } catch (error) {
     // A refusal's details are its whole text, as `ullage place` prints it.
     console.error(`error: ${error.details || error.message}`);
