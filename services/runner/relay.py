@@ -151,7 +151,7 @@ def _overdrawn(status: model_pb2.ShardStatus) -> RpcError:
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         f"rank {status.rank} of instance {status.instance_id} on node {status.node_id} holds "
         f"{status.resident_bytes:,} bytes and was promised {granted_bytes:,}: it takes no new requests until it holds "
-        "less; place the model again with more --context or --concurrent, so that it is promised more",
+        "less; place the model again with more --context or --sequences, so that it is promised more",
         reason="OVER_GRANT",
         metadata={
             "node_id": status.node_id,

@@ -141,7 +141,7 @@ class Generations:
             raise RpcError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._at_once} answers are being made and {self._at_once} wait: try again later, or place the model "
-                "with more --concurrent sequences",
+                "with more --sequences",
                 reason="QUEUE_FULL",
             )
         self._admitted += 1

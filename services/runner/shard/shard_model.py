@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -23,6 +24,9 @@ from services.runner.shard import architecture
 from services.runner.shard.architecture import Cut
 
 WEIGHT_FILES: Final = "model*.safetensors"
+
+BLOCK_BYTES: Final = 8 << 20
+"""Of the floats that a packed weight is widened to at once: MLX takes as much again, and more, for what is between."""
 
 WeightForm = Literal["float32", "stored"]
 Progress = Callable[[int, int], None]
@@ -82,14 +86,15 @@ def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Pr
     model = architecture.build(config)
     _bind(model, config, folder)
     architecture.leave_out(model, cut)
+    widened = _Widened()
     if form == "float32":
-        _dequantise(model)
+        _dequantise(model, widened)
     elif on_cpu:
         _widen_vectors(model)
     dtype = mx.float32 if on_cpu or form == "float32" else _float_type(model.layers[cut.first_layer])
     # A GPU is given a step as a whole: there it was never measured what pieces of one gain.
     pieces = architecture.Pieces(model, cut, dtype, at_once=on_cpu)
-    _evaluate(pieces.parts, progress)
+    _evaluate(pieces.parts, widened, progress)
     return ShardModel(pieces, dtype, side_by_side=architecture.admit(config).side_by_side)
 
 
@@ -145,30 +150,69 @@ def _quantise_like(model: Any, quantization: Mapping[str, Any], weights: Mapping
     quantize(model, class_predicate=parameters)
 
 
-def _dequantise(model: Any) -> None:
-    """Make every parameter a 4-byte float, once it is evaluated."""
-    leaves = tree_map(_plain, model.leaf_modules(), is_leaf=Module.is_module)
-    model.update_modules(leaves)
-    model.apply(lambda array: array.astype(mx.float32) if _is_float(array) else array)
+class _Widened:
+    """Weights that are packed in their files and 4-byte floats here: described now, and filled when they are read."""
+
+    def __init__(self) -> None:
+        self._packed: dict[int, Any] = {}
+        """By what stands for its weight, the module that holds it packed."""
+
+    def weight(self, module: Any) -> mx.array:
+        """The weight of a quantised module, of numbers once `fill` was called with it."""
+        rows, *others = module.scales.shape
+        columns = module.weight.shape[-1] * 32 // module.bits
+        # One that was forgotten would be noticed: a shard is tried out before it runs.
+        weight = mx.full((rows, *others[:-1], columns), nan, mx.float32)
+        if weight.nbytes <= BLOCK_BYTES:
+            return _floats(module, slice(0, rows))
+        self._packed[id(weight)] = module
+        return weight
+
+    def fill(self, weight: mx.array) -> None:
+        """Widen the weight block by block, each where it is to lie; any other array is left as it is."""
+        module = self._packed.pop(id(weight), None)
+        if module is None:
+            return
+        rows = weight.shape[0]
+        step = max(1, BLOCK_BYTES * rows // weight.nbytes)
+        for first in range(0, rows, step):
+            weight[first : first + step] = _floats(module, slice(first, first + step))
+            mx.eval(weight)
 
 
-def _plain(module: Any) -> Any:
+def _floats(module: Any, rows: slice) -> mx.array:
+    """Those rows of a quantised module's weight, as 4-byte floats."""
+    biases = module.get("biases")
+    return mx.dequantize(
+        module.weight[rows],
+        # Widened first: the products are then exact.
+        module.scales[rows].astype(mx.float32),
+        None if biases is None else biases[rows].astype(mx.float32),
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+    )
+
+
+def _dequantise(model: Any, widened: _Widened) -> None:
+    """Make every parameter a 4-byte float, once it is evaluated and `widened` has filled it."""
+
+    def plain(module: Any) -> Any:
+        return _plain(module, widened)
+
+    model.update_modules(tree_map(plain, model.leaf_modules(), is_leaf=Module.is_module))
+    # What stands for a weight stays the array it is.
+    model.apply(lambda array: array.astype(mx.float32) if _is_float(array) and array.dtype != mx.float32 else array)
+
+
+def _plain(module: Any, widened: _Widened) -> Any:
     """The unquantised twin of a quantised module of this shard; any other as it is."""
     plain = None if architecture.is_left_out(module) else _twin(module)
     if plain is None:
         return module
     if "bias" in module:
         plain.bias = module.bias
-    biases = module.get("biases")
-    plain.weight = mx.dequantize(
-        module.weight,
-        # Widened first: the products are then exact.
-        module.scales.astype(mx.float32),
-        None if biases is None else biases.astype(mx.float32),
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-    )
+    plain.weight = widened.weight(module)
     return plain
 
 
@@ -205,12 +249,14 @@ def _arrays(module: Any) -> list[mx.array]:
     return [array for _, array in flat]
 
 
-def _evaluate(parts: Sequence[Sequence[mx.array]], progress: Progress) -> None:
+def _evaluate(parts: Sequence[Sequence[mx.array]], widened: _Widened, progress: Progress) -> None:
     """Read the parts, one after the other."""
     sizes = [sum(array.nbytes for array in part) for part in parts]
     done_bytes = 0
     progress(0, sum(sizes))
     for part, part_bytes in zip(parts, sizes, strict=True):
+        for array in part:
+            widened.fill(array)
         mx.eval(part)
         done_bytes += part_bytes
         progress(done_bytes, sum(sizes))
