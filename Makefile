@@ -4,13 +4,16 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check protos bench lock clean
+.PHONY: demo test retest check protos bench lock clean
 
 demo: $(READY)  ## one model over three nodes on this machine, from nothing to an answer
 	$(PYTHON) -m examples.demo
 
 test: $(READY)  ## every test, two at a time: they wait for processes more than they compute
 	$(PYTHON) -m pytest --numprocesses 2
+
+retest: $(READY)  ## what failed in the last run of the tests, one after the other
+	$(PYTHON) -m pytest --last-failed --last-failed-no-failures none
 
 check: $(READY)  ## style, types, import rules, protos, migrations
 	$(VENV)/bin/ruff check .
