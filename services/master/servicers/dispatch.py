@@ -140,18 +140,18 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         if self._cluster.acknowledged(session.source) < HELLO_SEQUENCE:
             hello = telemetry_service_pb2.Observation(source_sequence=HELLO_SEQUENCE, fact=fact)
             await self._cluster.record(session.source, [hello])
-            self._dial_all(profile)
+            self._dial_all(session)
             return
         node = self._cluster.state.nodes.get(profile.node_id)
         if node is None or node.runner != profile:
             await self._cluster.append(fact)
 
-    def _dial_all(self, newcomer: node_pb2.RunnerProfile) -> None:
+    def _dial_all(self, newcomer: RunnerSession) -> None:
         """Have the newcomer and everybody else dial each other, before anything is placed there."""
-        for node_id, session in self._sessions.items():
+        for node_id, other in self._sessions.items():
             if node_id != newcomer.node_id:
-                session.dial(self._peers([newcomer.node_id]))
-        self._sessions[newcomer.node_id].dial(self._peers(self._sessions.keys() - {newcomer.node_id}))
+                other.dial(self._peers([newcomer.node_id]))
+        newcomer.dial(self._peers(self._sessions.keys() - {newcomer.node_id}))
 
     def _dial_again(self) -> None:
         """Have the runner that measured its links longest ago do so again, if that was long ago: one at each look."""
@@ -210,7 +210,7 @@ class DispatchServicer(dispatch_service_pb2_grpc.DispatchServiceServicer):
         asked = {pair for pair in pairs if pair[0] in self._sessions}
         measured: dict[tuple[str, str], node_pb2.Link] = {}
         async with self._cluster.subscribe(["link_measured"]) as subscription:
-            for from_ in sorted({pair[0] for pair in asked}):
+            for from_ in sorted({pair[0] for pair in asked} & self._sessions.keys()):
                 self._sessions[from_].dial(self._peers(set(node_ids) - {from_}))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CONNECTIVITY_SECONDS):
