@@ -81,7 +81,7 @@ class Bench:
     stub: Any
 
     async def connect(self, node_id: str, boot_id: str = "b1", **profile: Any) -> Talk:
-        call = self.stub.Session()
+        call = rpc.keep_status(self.stub.Session())
         hello = dispatch_service_pb2.SessionHello(
             profile=node_pb2.RunnerProfile(node_id=node_id, boot_id=boot_id, address=f"{node_id}:1", **profile)
         )

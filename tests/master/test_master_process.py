@@ -105,7 +105,7 @@ class Reporter:
     async def report(self, address: str, more: int | None = None) -> None:
         """Report until the master is gone, or so much more is acknowledged than was there already."""
         async with rpc.channel(address) as channel:
-            call = telemetry_service_pb2_grpc.TelemetryServiceStub(channel).Report()
+            call = rpc.keep_status(telemetry_service_pb2_grpc.TelemetryServiceStub(channel).Report())
             await call.write(telemetry_service_pb2.ReportRequest(identity=self.identity))
             sender: asyncio.Task[None] | None = None
             until: int | None = None
@@ -119,7 +119,7 @@ class Reporter:
                     if self.acknowledged == until:
                         return
             except grpc.aio.AioRpcError:
-                pass  # The master is gone: UNAVAILABLE, or INTERNAL for a write that was under way.
+                pass  # The master is gone.
             finally:
                 if sender is not None:
                     sender.cancel()
@@ -202,7 +202,7 @@ async def to_the_end(stream: _Readable) -> None:
 async def test_a_master_that_is_told_to_stop_ends_its_streams_and_exits_well(tmp_path: Path) -> None:
     async with master(tmp_path) as running, rpc.channel(running.address) as channel:
         follow = event_service_pb2_grpc.EventServiceStub(channel).Follow(event_service_pb2.FollowRequest())
-        report = telemetry_service_pb2_grpc.TelemetryServiceStub(channel).Report()
+        report = rpc.keep_status(telemetry_service_pb2_grpc.TelemetryServiceStub(channel).Report())
         await report.write(
             telemetry_service_pb2.ReportRequest(identity=node_pb2.NodeIdentity(node_id="a", boot_id="1"))
         )

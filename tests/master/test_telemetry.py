@@ -53,7 +53,7 @@ async def begun(
     stub: telemetry_service_pb2_grpc.TelemetryServiceAsyncStub, who: node_pb2.NodeIdentity
 ) -> tuple[Call, int]:
     """A stream of `who`, and how far the master has what it said."""
-    call = stub.Report()
+    call = rpc.keep_status(stub.Report())
     await call.write(telemetry_service_pb2.ReportRequest(identity=who))
     return call, await acknowledged(call)
 
@@ -214,7 +214,7 @@ async def test_a_stream_begins_with_who_speaks(
     first: telemetry_service_pb2.ReportRequest,
     message: str,
 ) -> None:
-    call = stub.Report()
+    call = rpc.keep_status(stub.Report())
     await call.write(first)
     with pytest.raises(grpc.aio.AioRpcError):
         await call.read()
@@ -228,7 +228,7 @@ async def test_another_boot_of_a_node_that_is_connected_and_heard_is_refused(
 ) -> None:
     call, _ = await begun(stub, identity("a", "first"))
     clock.advance(2.9)
-    intruder = stub.Report()
+    intruder = rpc.keep_status(stub.Report())
     await intruder.write(telemetry_service_pb2.ReportRequest(identity=identity("a", "second")))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await intruder.read()
@@ -263,7 +263,7 @@ async def test_another_boot_takes_over_from_one_that_has_hung_up(
     old.cancel()
     async with asyncio.timeout(60):
         while True:
-            new = stub.Report()
+            new = rpc.keep_status(stub.Report())
             await new.write(telemetry_service_pb2.ReportRequest(identity=identity("a", "second")))
             try:
                 assert await acknowledged(new) == 0

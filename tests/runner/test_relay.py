@@ -65,7 +65,7 @@ async def test_frames_pass_unread_in_both_directions_and_the_end_of_one_half_is_
 ) -> None:
     frames = [b"", b"\xff\x00 no protobuf", os.urandom(3_000_000)]
     forward: Any = channel.stream_stream(f"/{SERVICE}/Forward")
-    call = forward(metadata=HERE)
+    call = rpc.keep_status(forward(metadata=HERE))
     answers = [await call.read()]
     for frame in frames:
         await call.write(frame)
@@ -112,7 +112,7 @@ async def test_a_process_that_is_lost_ends_its_calls_with_the_name_of_node_and_r
 
 async def test_a_killed_process_ends_an_open_stream(channel: grpc.aio.Channel) -> None:
     forward: Any = channel.stream_stream(f"/{SERVICE}/Forward")
-    call = forward(metadata=HERE)
+    call = rpc.keep_status(forward(metadata=HERE))
     assert await call.read() == b"i1/0"
     for child in shard_processes():
         os.kill(child.pid, signal.SIGKILL)
@@ -196,7 +196,7 @@ async def test_whoever_is_being_answered_is_told_why_the_instance_ends(
 
 async def test_frames_with_the_echo_key_are_answered_by_the_runner_itself(channel: grpc.aio.Channel) -> None:
     forward: Any = channel.stream_stream(f"/{SERVICE}/Forward")
-    call = forward(metadata=(("ullage-echo", "1"),))
+    call = rpc.keep_status(forward(metadata=(("ullage-echo", "1"),)))
     for size_bytes in (1, 1_000_000):
         await call.write(b"\0" * size_bytes)
         assert await call.read() == b""

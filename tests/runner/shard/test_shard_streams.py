@@ -120,7 +120,7 @@ async def beating(call: Any, silent: asyncio.Event) -> None:
 async def greeted(last: Child, ours: dispatch_service_pb2.Assignment) -> Any:
     """A stream that was accepted; asked for again until the process knows its shard."""
     while True:
-        call = last.runner.Forward()
+        call = rpc.keep_status(last.runner.Forward())
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(frames.hello(ours, 1))
             await call.read()
@@ -157,7 +157,7 @@ async def test_a_frame_of_the_wrong_length_ends_the_stream_and_blames_its_sender
 
 async def test_a_stranger_on_the_stream_disturbs_nobody(tiny: tuple[Path, model_pb2.Model]) -> None:
     async with played(*tiny) as ring:
-        stranger = ring.last.runner.Forward()
+        stranger = rpc.keep_status(ring.last.runner.Forward())
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await stranger.write(activation())
         assert await stranger.code() == grpc.StatusCode.UNAVAILABLE
