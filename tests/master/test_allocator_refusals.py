@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,8 +66,8 @@ def test_the_whole_message_of_a_refusal_for_want_of_memory() -> None:
         "  clara: CRITICAL x0, 64.0 GiB available - 0 promised - 1.00 GiB overhead = 63.0 GiB; "
         "left out: its memory pressure is CRITICAL\n"
         "What would help:\n"
-        "  Free 17.5 GiB on anna\n"
-        "  Free 17.5 GiB on berta\n"
+        "  Free 17.51 GiB on anna\n"
+        "  Free 17.51 GiB on berta\n"
         "  Force it, and risk swapping or a killed process"
     )
     assert answer.needed_bytes == 24 * GIB + 512 * MIB
@@ -396,6 +397,24 @@ def test_no_node_is_to_free_more_than_it_has() -> None:
     }
 
     assert by_name == {"b", "c"}
+
+
+@pytest.mark.parametrize("free", [1, 3 * MIB + 7, 299 * MIB + 1, 9 * GIB + 5 * MIB - 3, 30 * GIB + 40 * MIB])
+def test_whoever_frees_no_byte_more_than_is_said_has_freed_enough(free: int) -> None:
+    shape = model(even(40 * GIB, 40))
+    node = Node("a", 40 * GIB - free, ram=64 * GIB)
+    _, amount, unit, *_ = refusal(state_of([node], shape)).remedies[0].text.split()
+    said = round(float(amount) * {"GiB": GIB, "MiB": MIB}[unit])
+
+    after = state_of([replace(node, available=40 * GIB - free + said)], shape)
+    assert isinstance(place(after, spec(), ()), model_pb2.Placement)
+
+
+def test_where_an_operator_says_what_a_node_may_give_it_is_that_figure_to_be_raised() -> None:
+    answer = refusal(state_of([Node("a", 8 * GIB, ram=16 * GIB, overridden=True)], model(even(12 * GIB, 12))))
+
+    assert [remedy.text for remedy in answer.remedies][:1] == ["Raise --memory on a by 4.01 GiB"]
+    assert answer.remedies[0].node_id == "a"
 
 
 def test_force_is_not_advised_where_it_would_not_do() -> None:

@@ -11,7 +11,21 @@ from google.protobuf import duration_pb2
 from services.master.allocator import place
 from services.master.state import State
 from tests.master.facts import instance_released
-from tests.master.given_nodes import GB, GIB, WARNING, Node, add, even, layers_by_node, model, placed, spec, state_of
+from tests.master.given_nodes import (
+    CRITICAL,
+    GB,
+    GIB,
+    NORMAL,
+    WARNING,
+    Node,
+    add,
+    even,
+    layers_by_node,
+    model,
+    placed,
+    spec,
+    state_of,
+)
 from ullage.v1 import event_pb2, model_pb2, node_pb2
 
 Way = tuple[str, str, float | None]
@@ -92,6 +106,40 @@ def test_a_node_that_reaches_nobody_is_good_for_a_model_it_holds_alone() -> None
     state = measured(state_of([Node("a", 9 * GB), Node("b", 4 * GB)], model(even(8 * GB, 8))), BOTH_WAYS_BROKEN)
 
     assert order(decision(state)) == ["a"]
+
+
+def test_what_one_of_two_that_do_not_reach_each_other_needs_to_hold_it_alone_is_said() -> None:
+    nodes = [Node("a", 8 * GIB, ram=8 * GIB), Node("b", 8 * GIB, ram=32 * GIB)]
+    answer = refusal(measured(state_of(nodes, model(even(14 * GIB, 8))), BOTH_WAYS_BROKEN))
+
+    assert answer.reason == model_pb2.REFUSAL_REASON_NO_PATH
+    assert [remedy.text for remedy in answer.remedies] == ["Free 6.01 GiB on b"]
+    assert answer.retryable
+
+
+def test_a_model_that_more_ways_would_not_bring_on_is_refused_for_want_of_memory() -> None:
+    nodes = [Node("a", 8 * GIB, ram=16 * GIB), Node("b", 8 * GIB, ram=32 * GIB)]
+    answer = refusal(measured(state_of(nodes, model(even(30 * GIB, 8))), BOTH_WAYS_BROKEN))
+
+    assert answer.reason == model_pb2.REFUSAL_REASON_INSUFFICIENT_MEMORY
+    assert "needs 30.0 GiB and 2 nodes can give 16.0 GiB: 14.0 GiB short" in answer.message
+    assert answer.remedies[-1].force
+
+
+@pytest.mark.parametrize("level", [NORMAL, CRITICAL])
+def test_a_node_that_no_other_reaches_can_be_forced_to_hold_it_alone(level: Any) -> None:
+    nodes = [Node("a", 8 * GIB, level, ram=8 * GIB), Node("b", 8 * GIB, level, ram=32 * GIB)]
+    state = measured(state_of(nodes, model(even(14 * GIB, 8))), BOTH_WAYS_BROKEN)
+
+    assert order(decision(state, force=True)) == ["b"]
+
+
+def test_force_is_advised_where_the_nodes_left_out_are_out_of_reach() -> None:
+    nodes = [Node("a", 8 * GIB, ram=16 * GIB), Node("b", 8 * GIB, CRITICAL, ram=16 * GIB)]
+    state = measured(state_of(nodes, model(even(30 * GIB, 8))), BOTH_WAYS_BROKEN)
+
+    assert refusal(state).remedies[-1].force
+    assert order(decision(state, force=True)) == ["a"]
 
 
 def test_many_nodes_of_which_some_do_not_reach_some_are_placed_on_those_that_do() -> None:

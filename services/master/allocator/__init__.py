@@ -32,7 +32,7 @@ from ullage.v1 import model_pb2
 
 __all__ = ["RULES_VERSION", "Complaint", "Request", "Roster", "Survey", "decide", "place", "stands", "understand"]
 
-RULES_VERSION: Final = 3
+RULES_VERSION: Final = 4
 """Which rules decide here: raised by whoever changes what is decided for the same state and request.
 
 A decision that was recorded under another number need not come out the same when it is made again.

@@ -37,6 +37,8 @@ class View:
     without_promises: bool = False
     every_way: bool = False
     """As if every node reached every other."""
+    with_cut_off: bool = False
+    """Weigh also the nodes that no others reach: with more room than it has, each might hold the model alone."""
 
 
 AS_THEY_ARE: Final = View()
@@ -57,6 +59,8 @@ class Budget(NamedTuple):
     promised_bytes: int
     overhead_bytes: int
     device_limit_bytes: int | None
+    overridden: bool
+    """What is available is an operator's figure, which says what it says whatever is freed."""
     device_room_bytes: int | None
     """What the device's limit and others on it leave beside the shards that are there."""
     device_free_bytes: int | None
@@ -132,6 +136,7 @@ class Budgets:
             self.promised_bytes[rows].tolist(),
             survey.overhead_bytes[rows].tolist(),
             _figures(survey.device_limit, rows),
+            survey.overridden[rows].tolist(),
             _figures(Known(self.device_room_bytes, self._on_device), rows),
             _figures(free, rows),
             _figures(Known(self.room_bytes, room_known), rows),
@@ -281,7 +286,7 @@ class Budgets:
         for holds, reason in reversed(reasons):
             if reason in _NEVER_LIFTED or not self.view.lifted:
                 left_out[holds] = reason
-        if self.survey.blocked and not self.view.every_way:
+        if self.survey.blocked and not (self.view.every_way or self.view.with_cut_off):
             left_out[self._cut_off(np.flatnonzero(left_out == 0))] = model_pb2.EXCLUSION_UNREACHABLE
         return left_out
 

@@ -40,7 +40,7 @@ def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
     solutions = lifted.solutions()
     if solutions:
         return lifted, solutions
-    for each in (replace(one, steps_max=QUESTION_STEPS_MAX) for one in (case, lifted)):
+    for each in (replace(one, steps_max=QUESTION_STEPS_MAX) for one in _wideable(case)):
         rooms = _least_rooms(each)
         if rooms is not None:
             return each, each.solutions_in(rooms)
@@ -49,8 +49,12 @@ def forced(case: Case) -> tuple[Case, tuple[Solution, ...]]:
 
 def forcible(case: Case) -> bool:
     """A forced request would be placed, if not on the nodes as they are then with more room than they have."""
-    lifted = case.seen(View(lifted=True))
-    return lifted.fit_in(_widened(lifted.budgets, WIDENED_PARTS_MAX)).holds
+    return any(each.fit_in(_widened(each.budgets, WIDENED_PARTS_MAX)).holds for each in _wideable(case))
+
+
+def _wideable(case: Case) -> tuple[Case, Case]:
+    """The case on the nodes that may be used, and on all: their rooms are no bounds any more."""
+    return case.seen(View(with_cut_off=True)), case.seen(View(lifted=True, with_cut_off=True))
 
 
 def _least_rooms(case: Case) -> Ints | None:

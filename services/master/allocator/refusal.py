@@ -26,7 +26,7 @@ from services.master.allocator.problem import QUESTION_STEPS_MAX
 from services.master.allocator.reach import unreached
 from services.master.allocator.request import Request
 from services.master.allocator.survey import Held, Ints
-from services.master.allocator.wording import exclusion, node_line, size
+from services.master.allocator.wording import exclusion, node_line, size, size_at_least
 from ullage.v1 import model_pb2
 
 NODES_ADVISED_MAX: Final = 2
@@ -47,6 +47,8 @@ _REMEDIABLE: Final = frozenset(
         model_pb2.REFUSAL_REASON_LAYER_TOO_LARGE,
         model_pb2.REFUSAL_REASON_ENDPOINT_TOO_LARGE,
         model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES,
+        # With more room, or less to hold, one of the nodes that do not reach each other may do alone.
+        model_pb2.REFUSAL_REASON_NO_PATH,
     }
 )
 """Reasons that more bytes or a smaller request can mend."""
@@ -77,6 +79,10 @@ class Found(NamedTuple):
 def refuse(case: Case) -> model_pb2.Refusal:
     """Why the case has no placement; for cases that have none."""
     reason = _reason(case)
+    if reason == model_pb2.REFUSAL_REASON_NO_ELIGIBLE_NODES and _with_cut_off(case).weighed:
+        # Nor would it fit if all reached each other: what they lack is memory.
+        case = _with_cut_off(case)
+        reason = _reason(case)
     needed, offered = needed_bytes(case), offered_bytes(case)
     remedies = [*_remedies(replace(case, quickly=True, steps_max=QUESTION_STEPS_MAX), reason, needed or 0)]
     lines = [_headline(case, reason, needed or 0, offered)]
@@ -93,6 +99,11 @@ def refuse(case: Case) -> model_pb2.Refusal:
         retryable=_retryable(replace(case, steps_max=QUESTION_STEPS_MAX)),
         decided_at_sequence=case.survey.sequence,
     )
+
+
+def _with_cut_off(case: Case) -> Case:
+    """The case with the nodes that no others reach among those weighed, for where rooms may be others than now."""
+    return case.seen(replace(case.view, with_cut_off=True))
 
 
 def needed_bytes(case: Case) -> int | None:
@@ -253,7 +264,7 @@ def _remedies(case: Case, reason: model_pb2.RefusalReason.ValueType, needed: int
         yield from _releases(case)
         yield from _more_bytes(case, needed)
         yield from _smaller_requests(case)
-    else:
+    if reason not in _REMEDIABLE or reason == model_pb2.REFUSAL_REASON_NO_PATH:
         yield from _left_out(case)
     yield from _wider_requests(case)
     if reason != model_pb2.REFUSAL_REASON_NO_PATH and forcible(case):
@@ -274,6 +285,7 @@ def _releases(case: Case) -> Iterator[model_pb2.Remedy]:
 
 def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
     """For the roomiest nodes, how many bytes more on that node alone would do."""
+    case = _with_cut_off(case)
     roomiest = sorted(case.weighed, key=lambda each: (-(each.budget_bytes or 0), each.node_id))
     grain, advised = max(1, needed // SEARCH_STEPS), 0
     for budget in roomiest[: 2 * NODES_ADVISED_MAX]:
@@ -282,7 +294,10 @@ def _more_bytes(case: Case, needed: int) -> Iterator[model_pb2.Remedy]:
             continue
         advised += 1
         more = found.amount * grain
-        text = f"Free {size(more)} on {budget.name}" + ("" if found.proved else "; less may do")
+        # What an operator lets a node give stays what it is, however much is freed there.
+        name, amount = budget.name, size_at_least(more)
+        text = f"Raise --memory on {name} by {amount}" if budget.overridden else f"Free {amount} on {name}"
+        text += "" if found.proved else "; less may do"
         yield model_pb2.Remedy(text=text, node_id=budget.node_id, more_bytes=more)
 
 
@@ -367,7 +382,7 @@ def _retryable(case: Case) -> bool:
     """The nodes as they are could hold it, or might, were their memory free: what is in the way may pass."""
     if not len(case.budgets):
         return True
-    lifted = case.seen(View(lifted=True))
+    lifted = case.seen(View(lifted=True, with_cut_off=True))
     whole = lifted.fit_in(_whole_rooms(lifted.budgets))
     return whole.holds or not whole.proved
 

@@ -35,6 +35,15 @@ def size(count: int) -> str:
     return counted(count, "byte") if count else "0"
 
 
+def size_at_least(count: int) -> str:
+    """Bytes in words that say no less: whoever frees what is said, and no byte more, has freed enough."""
+    if count >= _GIB // 10:
+        return f"{-(-count * 100 // _GIB) / 100:.2f} GiB"
+    if count >= _MIB // 10:
+        return f"{-(-count * 10 // _MIB) / 10:.1f} MiB"
+    return size(count)
+
+
 def exclusion(reason: model_pb2.Exclusion.ValueType | None) -> str:
     """Why a node was left out."""
     return "it may be used" if reason is None else _EXCLUSIONS[reason]
