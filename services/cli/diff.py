@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Final
 
 import typer
@@ -15,6 +15,10 @@ from ullage.v1 import event_service_pb2, model_pb2, node_pb2, state_pb2
 
 SAMPLES: Final = ("memory_sampled", "system_sampled", "link_measured")
 """Facts that say what the state shows anyway: they are not listed."""
+
+_IN_DETAILS: Final = (
+    "the state is different in details alone, as samples are: compare `ullage state --at {first} --json` and {last}"
+)
 
 
 def diff(
@@ -41,17 +45,30 @@ def diff(
         happened = list(events.pages(there, request, events.PAGE_EVENTS))
     known = names.node_names(before) | names.node_names(after)
     changes = list(_changes(before, after))
+    alike = "the state is the same" if _equal(before, after) else _IN_DETAILS.format(first=first, last=last)
     for event in happened:
         print(message_json(event, one_line=True) if as_json else event_text.line(event, known))
     if as_json:
         return
     print()
-    for change in changes or ["the state is the same"]:
+    for change in changes or [alike]:
         console().print(change, markup=False, soft_wrap=True)
 
 
+def _equal(before: state_pb2.ClusterState, after: state_pb2.ClusterState) -> bool:
+    """Whether all is the same but how far the log had come."""
+    both = [state_pb2.ClusterState.FromString(each.SerializeToString()) for each in (before, after)]
+    for state in both:
+        state.ClearField("sequence")
+        state.ClearField("recorded_at")
+        for node in state.nodes:
+            node.ClearField("last_sequence")
+    return both[0] == both[1]
+
+
 def _changes(before: state_pb2.ClusterState, after: state_pb2.ClusterState) -> Iterator[str]:
-    """A line for each thing that is different."""
+    """A line for each thing that is different, but for samples that tell of nothing new."""
+    known = names.node_names(before) | names.node_names(after)
     old_nodes = {node.identity.node_id: node for node in before.nodes}
     new_nodes = {node.identity.node_id: node for node in after.nodes}
     for node_id in sorted(old_nodes.keys() | new_nodes.keys()):
@@ -60,7 +77,7 @@ def _changes(before: state_pb2.ClusterState, after: state_pb2.ClusterState) -> I
         if old is None or new is None:
             yield f"node {name}: {'gone' if new is None else 'new'}"
         else:
-            yield from (f"node {name}: {change}" for change in _node_changes(old, new))
+            yield from (f"node {name}: {change}" for change in (*_node_changes(old, new), *_ways(old, new, known)))
     yield from _model_changes(before, after)
     states = {instance.instance_id: _state_name(instance) for instance in before.instances}
     for instance in after.instances:
@@ -99,6 +116,24 @@ def _node_changes(old: state_pb2.NodeView, new: state_pb2.NodeView) -> Iterator[
         yield "its probe was started again"
     if old.runner.boot_id != new.runner.boot_id:
         yield f"runner at {new.runner.address}" if new.runner.address else "runner gone"
+    had, has = set(old.runner.model_ids), set(new.runner.model_ids)
+    if had != has:
+        yield "; ".join(
+            f"{what} {', '.join(sorted(models))}"
+            for what, models in (("has the files of", has - had), ("has no more the files of", had - has))
+            if models
+        )
+
+
+def _ways(old: state_pb2.NodeView, new: state_pb2.NodeView, known: Mapping[str, str]) -> Iterator[str]:
+    """Whom the node reaches now and did not, and the other way round; whom it has not tried is neither."""
+    before = {link.to_node_id: link for link in old.links}
+    for link in new.links:
+        was = before.get(link.to_node_id)
+        if was is None or was.reachable != link.reachable:
+            failure = f": {link.failure}" if link.failure else ""
+            other = names.named(known, link.to_node_id)
+            yield f"reaches {other}" if link.reachable else f"does not reach {other}{failure}"
 
 
 def _available(node: state_pb2.NodeView) -> str:

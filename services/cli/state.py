@@ -9,7 +9,7 @@ import typer
 from services.cli import connection, offline, status
 from services.cli.connection import CALL_SECONDS_MAX
 from services.cli.output import JsonOption, console, print_json
-from ullage.v1 import event_service_pb2
+from ullage.v1 import event_service_pb2, state_pb2
 
 
 def state(
@@ -29,7 +29,13 @@ def state(
     if as_json:
         print_json(answer)
         return
-    recorded_at = answer.state.recorded_at.ToDatetime().isoformat(timespec="milliseconds")
-    console().print(f"sequence {answer.state.sequence} of {answer.head_sequence}, recorded at {recorded_at}Z")
+    console().print(f"sequence {answer.state.sequence} of {answer.head_sequence}, {_recorded(answer.state)}")
     console().print(f"hash {answer.state_hash}\n")
     status.show(answer.state, everything=True)
+
+
+def _recorded(shown: state_pb2.ClusterState) -> str:
+    """When its last fact was recorded, if there is one."""
+    if not shown.HasField("recorded_at"):
+        return "before anything was recorded"
+    return f"recorded at {shown.recorded_at.ToDatetime().isoformat(timespec='milliseconds')}Z"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.cli.diff import _changes
+from services.cli.diff import _changes, _equal
 from tests.cli.canned import instance, node
 from ullage.v1 import model_pb2, node_pb2, state_pb2
 
@@ -54,3 +54,27 @@ def test_a_figure_that_was_not_measured_is_unknown_and_not_zero() -> None:
         "node node-1: level unknown -> NORMAL",
         "node node-1: available unknown -> 512 MiB",
     ]
+
+
+def test_a_way_that_is_gone_and_files_that_came_are_told() -> None:
+    before, after = (state_pb2.ClusterState(nodes=[node("a", "node-1"), node("b", "node-2")]) for _ in range(2))
+    before.nodes[0].links.add(from_node_id="a", to_node_id="b", reachable=True)
+    after.nodes[0].links.add(from_node_id="a", to_node_id="b", reachable=False, failure="connection refused")
+    after.nodes[1].links.add(from_node_id="b", to_node_id="a", reachable=True)
+    before.nodes[1].runner.model_ids.append("old")
+    after.nodes[1].runner.model_ids.append("m")
+    assert list(_changes(before, after)) == [
+        "node node-1: does not reach node-2: connection refused",
+        "node node-2: has the files of m; has no more the files of old",
+        "node node-2: reaches node-1",
+    ]
+
+
+def test_a_way_that_was_only_measured_again_is_no_change_and_yet_not_the_same() -> None:
+    before, after = (state_pb2.ClusterState(sequence=at, nodes=[node("a")]) for at in (1, 2))
+    after.nodes[0].last_sequence = 2
+    assert _equal(before, after)
+    for state, milliseconds in ((before, 1), (after, 2)):
+        state.nodes[0].links.add(to_node_id="b", reachable=True).latency.FromMilliseconds(milliseconds)
+    assert list(_changes(before, after)) == []
+    assert not _equal(before, after)
