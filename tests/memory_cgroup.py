@@ -96,7 +96,7 @@ def _entering(folders: Iterable[Path], command: Sequence[str]) -> list[str]:
 def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
     """A cgroup with that limit, taken away at the end. Raises Unavailable."""
     try:
-        v1, v2 = parse_mounts(Path("/proc/self/mountinfo").read_text())
+        v1, v2 = (next(iter(mounts), None) for mounts in parse_mounts(Path("/proc/self/mountinfo").read_text()))
     except OSError as error:
         raise Unavailable(f"no cgroups: {error}") from error
     if v2 is None:

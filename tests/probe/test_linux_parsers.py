@@ -177,9 +177,14 @@ def test_mounts_tell_the_hierarchies_apart_and_unescape_their_paths() -> None:
         r"41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw" + "\n"
     )
     assert cgroup.parse_mounts(text) == (
-        Mount(PurePosixPath("/docker/a"), PurePosixPath("/sys/fs/cgroup/my memory")),
-        Mount(PurePosixPath("/"), PurePosixPath("/sys/fs/cgroup/unified")),
+        [Mount(PurePosixPath("/docker/a"), PurePosixPath("/sys/fs/cgroup/my memory"))],
+        [Mount(PurePosixPath("/"), PurePosixPath("/sys/fs/cgroup/unified"))],
     )
+
+
+def test_a_mount_over_another_hides_it() -> None:
+    _, mounts = cgroup.parse_mounts("1 0 0:28 / /cg rw - cgroup2 a rw\n2 1 0:28 /pod /cg rw - cgroup2 a rw\n")
+    assert mounts == [Mount(PurePosixPath("/pod"), PurePosixPath("/cg"))]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,34 @@ def test_the_least_room_counts_wherever_the_tightest_limit_is(tree: Tree) -> Non
     assert tree.read().available_bytes == GIB
 
 
+BESIDE_MOUNT = "30 23 0:28 {root} /run/beside rw - cgroup2 cgroup2 rw\n"
+
+
+@pytest.mark.parametrize("root", ["/docker/other", "/pod/job", "/.."])
+def test_of_several_mounts_the_one_counts_that_shows_most_above_this_process(tree: Tree, root: str) -> None:
+    tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
+    tree.put("proc/self/cgroup", "0::/pod/job\n")
+    tree.put("proc/self/mountinfo", BESIDE_MOUNT.format(root=root) + V2_MOUNT)
+    tree.put("run/beside/memory.max", f"{16 * GIB}").put("run/beside/memory.current", "0")
+    tree.put("sys/fs/cgroup/pod/memory.max", f"{8 * GIB}").put("sys/fs/cgroup/pod/memory.current", f"{GIB}")
+    tree.put("sys/fs/cgroup/pod/job/memory.max", f"{16 * GIB}").put("sys/fs/cgroup/pod/job/memory.current", "0")
+    assert (tree.read().cgroup_limit_bytes, tree.read().available_bytes) == (8 * GIB, 7 * GIB)
+
+
+def test_a_cgroup_beside_the_namespace_is_found_below_a_mount_from_above_it(tree: Tree) -> None:
+    tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
+    tree.put("proc/self/cgroup", "0::/../job\n")
+    tree.put("proc/self/mountinfo", V2_MOUNT.replace(" / ", " /.. ", 1))
+    tree.put("sys/fs/cgroup/job/memory.max", f"{8 * GIB}").put("sys/fs/cgroup/job/memory.current", f"{GIB}")
+    assert (tree.read().cgroup_limit_bytes, tree.read().available_bytes) == (8 * GIB, 7 * GIB)
+
+
+def test_the_first_versions_number_for_no_limit_is_none_where_the_machines_memory_is_unknown(tree: Tree) -> None:
+    tree.put("proc/self/cgroup", "4:memory:/job\n").put("proc/self/mountinfo", V1_MOUNT)
+    tree.put("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712")
+    assert tree.read().cgroup_limit_bytes is None
+
+
 def test_high_limits_as_well_as_max(tree: Tree) -> None:
     tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
     tree.put("proc/self/cgroup", "0::/a\n").put("proc/self/mountinfo", V2_MOUNT)
@@ -267,6 +295,15 @@ def test_zfs_cache_above_its_minimum_is_available(tree: Tree) -> None:
     assert reading.available_bytes == 26828796 * KIB + 11 * GIB
     tree.put("proc/spl/kstat/zfs/arcstats", f"c_min 4 1\nsize 4 {100 * GIB}\n")
     assert tree.read().available_bytes == 65710420 * KIB
+
+
+def test_the_machines_zfs_cache_is_no_part_of_a_container_that_is_told_its_own_memory(tree: Tree) -> None:
+    tree.memory(2 * 1024 * 1024, 512 * 1024)
+    tree.put("proc/spl/kstat/zfs/arcstats", f"c_min 4 {GIB}\nsize 4 {12 * GIB}\n")
+    tree.put("proc/self/mountinfo", "900 880 0:50 /proc/meminfo /proc/meminfo rw - fuse.lxcfs lxcfs rw\n" + V2_MOUNT)
+    reading = tree.read()
+    assert reading.available_bytes == GIB // 2
+    assert reading.arc_bytes is None
 
 
 def test_the_pool_of_huge_pages_is_told_apart(tree: Tree) -> None:

@@ -11,11 +11,12 @@ Rules this module lives by:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from services.probe.failures import Failures
-from services.probe.linux.open_file import OpenFile, existing
+from services.probe.linux.open_file import OpenFile, existing, whole_text
 from services.probe.linux.psi import StallFile
 from services.probe.reading import Stall
 
@@ -133,20 +134,31 @@ def parse_membership(text: str) -> tuple[str | None, str | None]:
     return v1, v2
 
 
-def parse_mounts(text: str) -> tuple[Mount | None, Mount | None]:
-    """Where /proc/self/mountinfo says the v1 memory hierarchy and v2 are mounted."""
-    v1 = v2 = None
+def parse_mounts(text: str) -> tuple[list[Mount], list[Mount]]:
+    """Everywhere that /proc/self/mountinfo says the v1 memory hierarchy and v2 are mounted."""
+    v1: dict[PurePosixPath, Mount] = {}
+    v2: dict[PurePosixPath, Mount] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, *rest) = before.split(" "), after.split(" ")
         if len(fields) < 5 or not kind.startswith("cgroup"):
             continue
         mount = Mount(PurePosixPath(_unescaped(fields[3])), PurePosixPath(_unescaped(fields[4])))
+        # A later mount at the same place hides the one before.
         if kind == "cgroup2":
-            v2 = v2 or mount
+            v2[mount.point] = mount
         elif rest and "memory" in rest[-1].split(","):
-            v1 = v1 or mount
-    return v1, v2
+            v1[mount.point] = mount
+    return list(v1.values()), list(v2.values())
+
+
+def telling(mounts: Sequence[Mount], path: str) -> Mount | None:
+    """Of several mounts of one hierarchy, the one that shows most of the way up from `path`; None where there is none.
+
+    Where none shows the cgroup itself, it is the first.
+    """
+    showing = [mount for mount in mounts if _below(mount, path) is not None]
+    return min(showing or mounts[:1], key=lambda mount: len(mount.root.parts), default=None)
 
 
 def directories(mount: Mount, path: str, root: Path) -> list[Path]:
@@ -155,11 +167,19 @@ def directories(mount: Mount, path: str, root: Path) -> list[Path]:
     A path outside the mounted part cannot be seen from here: the mount itself is then the nearest there is.
     """
     top = root / str(mount.point).lstrip("/")
-    own = PurePosixPath(path)
-    if ".." in own.parts or not own.is_relative_to(mount.root):
-        return [top]
-    parts = own.relative_to(mount.root).parts[:_LEVELS_MAX]
+    parts = (_below(mount, path) or ())[:_LEVELS_MAX]
     return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _below(mount: Mount, path: str) -> tuple[str, ...] | None:
+    """The way from the mounted cgroup down to `path`, None where that is not below it.
+
+    Both are told as they are seen from this process's cgroup namespace, so both may begin with "/..": what is beside
+    the namespace is below what is mounted from above it.
+    """
+    own = PurePosixPath(path)
+    parts = own.relative_to(mount.root).parts if own.is_relative_to(mount.root) else ("..",)
+    return None if ".." in parts else parts
 
 
 class Cgroups:
@@ -167,11 +187,11 @@ class Cgroups:
 
     def __init__(self, root: Path, failures: Failures) -> None:
         """`root` holds proc and sys: "/", or a recorded tree."""
-        paths = parse_membership(_text(root / "proc/self/cgroup", failures))
-        mounts = parse_mounts(_text(root / "proc/self/mountinfo", failures))
+        paths = parse_membership(whole_text(root / "proc/self/cgroup", failures))
+        mounts = parse_mounts(whole_text(root / "proc/self/mountinfo", failures))
         v1, v2 = (
-            directories(mount, path, root) if mount is not None and path is not None else []
-            for mount, path in zip(mounts, paths, strict=True)
+            directories(mount, path, root) if path is not None and (mount := telling(all_of_it, path)) else []
+            for all_of_it, path in zip(mounts, paths, strict=True)
         )
         dialect, limiting = (V1, v1) if v1 else (V2, v2)
         self._levels = [_Level(directory, dialect, failures) for directory in limiting]
@@ -239,7 +259,7 @@ class _Level:
             limits.append(parse_inherited(self._stat.read() or b""))
         if texts:  # Where they cannot be read, the last known limit is the best there is.
             self._limit_bytes = min((limit for limit in limits if limit is not None), default=0)
-        return self._limit_bytes > 0 and (ram_total_bytes is None or self._limit_bytes < ram_total_bytes)
+        return 0 < self._limit_bytes < (ram_total_bytes or _UNLIMITED_BYTES_MIN)
 
     def room(self) -> Room:
         """What this cgroup leaves under its limit."""
@@ -247,17 +267,6 @@ class _Level:
         if usage is None:
             return Room(self._limit_bytes)
         return room(self._limit_bytes, usage, parse_cache(self._stat.read() or b"", self._dialect))
-
-
-def _text(path: Path, failures: Failures) -> str:
-    """The whole file, "" where it is missing: a kernel without cgroups limits nothing."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        failures.add(str(path), error)
-        return ""
 
 
 def _sum(text: bytes, keys: tuple[bytes, ...]) -> int | None:

@@ -65,6 +65,11 @@ def _sizes(text: bytes) -> list[int | None]:
     return sizes
 
 
+def is_containers(mountinfo: str) -> bool:
+    """Whether a mount lies over /proc/meminfo, as lxcfs does it: then it tells of a container, not of the machine."""
+    return any(line.split(" ")[4:5] == ["/proc/meminfo"] for line in mountinfo.splitlines())
+
+
 class Parser:
     """`parse` for a file that is read again and again."""
 

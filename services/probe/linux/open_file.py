@@ -53,3 +53,14 @@ def existing(path: Path, failures: Failures) -> OpenFile | None:
         failures.add(str(path), error)
         return None
     return OpenFile(path, failures)
+
+
+def whole_text(path: Path, failures: Failures) -> str:
+    """A file that is read once, "" where this kernel has none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        failures.add(str(path), error)
+        return ""

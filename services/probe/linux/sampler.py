@@ -13,7 +13,7 @@ from services.probe.linux import meminfo, zfs
 from services.probe.linux.alarms import Alarms
 from services.probe.linux.cgroup import Cgroups
 from services.probe.linux.meminfo import Meminfo
-from services.probe.linux.open_file import OpenFile, existing
+from services.probe.linux.open_file import OpenFile, existing, whole_text
 from services.probe.linux.psi import StallFile
 from services.probe.reading import Reading, bounded
 from ullage.v1 import node_pb2
@@ -31,7 +31,9 @@ class LinuxSampler:
         # A kernel that has it switched off shows the file, and fails at reading.
         pressure = existing(root / "proc/pressure/memory", failures)
         self._pressure = None if pressure is None else StallFile(pressure)
-        self._arc = existing(root / "proc/spl/kstat/zfs/arcstats", failures)
+        # The machine's cache is no part of what a container is told it has.
+        is_container = meminfo.is_containers(whole_text(root / "proc/self/mountinfo", failures))
+        self._arc = None if is_container else existing(root / "proc/spl/kstat/zfs/arcstats", failures)
         self._cgroups = Cgroups(root, failures)
         # The process's own cgroup before the machine: its neighbours' stalls are not its own.
         stall_files = [*self._cgroups.stall_files, root / "proc/pressure/memory"]

@@ -1,5 +1,7 @@
 """ZFS's cache, which is no page cache: the kernel counts it as used although it shrinks when asked.
 
+It is the machine's. A container that lxcfs tells of its own memory sees it too, and holds nothing of it.
+
 name                            type data
 c_min                           4    1073741824
 size                            4    12884901888
