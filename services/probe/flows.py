@@ -35,9 +35,15 @@ def follow(before: Flows, pages: Pages, now_s: float) -> Flows:
 
 
 def rise_bytes(marks: Marks, seconds: float, now_bytes: int | None, now_s: float) -> int | None:
-    """By how much it rose in the last `seconds`, None where there is no mark that old."""
-    old = [value for at_s, value in marks if now_s - at_s >= seconds]
-    return None if now_bytes is None or not old else now_bytes - old[-1]
+    """By how much it rose in the last `seconds`, None where there is no mark that old.
+
+    Of a mark that is older, since nothing was read for so long, it is the part that falls to `seconds`.
+    """
+    old = [mark for mark in marks if now_s - mark[0] >= seconds]
+    if now_bytes is None or not old:
+        return None
+    at_s, value = old[-1]
+    return int((now_bytes - value) * seconds / (now_s - at_s))
 
 
 def _marked(marks: Marks, value: int | None, now_s: float) -> Marks:

@@ -235,6 +235,13 @@ def test_a_compressor_that_grows_fast_warns() -> None:
     assert [verdict.level for verdict in judged(*growing)] == [NORMAL] * 20 + [WARNING] * 2
 
 
+def test_a_rise_over_a_longer_time_counts_for_its_part_of_the_window() -> None:
+    # Once a minute: 400 MiB to swap are 13 MiB in 2 s and 33 in 5, and 0.85 GiB of 16 are 0.9 % in 10 s.
+    assert [verdict.level for verdict in judged(*flowing(400, 3), period_s=60.0)] == [NORMAL, WARNING, WARNING]
+    growing = [reading(CALM._replace(compressor_bytes=index * (870 << 20)), 16 * GIB) for index in range(3)]
+    assert [verdict.level for verdict in judged(*growing, period_s=60.0)] == [NORMAL] * 3
+
+
 def test_the_kernels_level_is_held_too() -> None:
     verdicts = judged(reading(CALM, 32 * GIB, CRITICAL), *[reading(CALM, 32 * GIB, NORMAL)] * 90, period_s=0.5)
     assert [verdict.level for verdict in verdicts] == [CRITICAL] * 21 + [WARNING] * 61 + [NORMAL] * 9
