@@ -79,7 +79,7 @@ def test_an_amd_card_has_memory_of_its_own(tmp_path: Path) -> None:
             power_watts=95,
         )
     ]
-    assert sample.gpu_pct == 37
+    assert (sample.gpu_pct, sample.gpu_temperature_celsius, sample.gpu_power_watts) == (37, 51, 95)
 
 
 def test_a_processors_own_graphics_are_unified(tmp_path: Path) -> None:
@@ -163,6 +163,43 @@ def test_a_driver_that_fails_leaves_the_sample_and_is_counted() -> None:
     assert failures.counts == {"nvml": 1}
 
 
+@pytest.mark.parametrize("missing", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature"])
+def test_a_figure_that_may_not_be_asked_takes_no_other_with_it(missing: str) -> None:
+    failures = Failures()
+    answers = {
+        "nvmlDeviceGetMemoryInfo": Figures(total=12 * GIB, free=11 * GIB),
+        "nvmlDeviceGetUtilizationRates": Figures(gpu=12),
+        "nvmlDeviceGetTemperature": 44,
+    }
+    (found,) = nvidia(failures, **{**answers, missing: RuntimeError("Insufficient Permissions")}).gpus
+    assert (found.memory_total_bytes, found.memory_available_bytes) == (12 * GIB, 11 * GIB)
+    assert found.HasField("usage_pct") != found.HasField("temperature_celsius")
+    assert failures.counts == {"nvml": 1}
+
+
+def test_memory_that_may_not_be_asked_is_unknown_and_not_the_machines() -> None:
+    denied = RuntimeError("Insufficient Permissions")
+    (found,) = nvidia(Failures(), nvmlDeviceGetName="A100", nvmlDeviceGetMemoryInfo=denied).gpus
+    assert found == node_pb2.Gpu(name="A100")
+
+
+def test_a_board_that_is_lost_takes_no_other_with_it() -> None:
+    class Two(Nvml):
+        def nvmlDeviceGetCount(self) -> int:
+            return 2
+
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            if index == 0:
+                raise RuntimeError("GPU is lost")
+            return index
+
+    failures, sample = Failures(), node_pb2.SystemSample()
+    NvidiaGpus(Two(nvmlDeviceGetName="RTX", nvmlDeviceGetTemperature=44), failures).fill(sample)
+    assert [found.name for found in sample.gpus] == ["RTX"]
+    assert sample.gpu_temperature_celsius == 44
+    assert failures.counts == {"nvml": 1}
+
+
 def test_the_processors_power_is_the_rise_of_its_energy_and_survives_a_wrap(tmp_path: Path) -> None:
     clock, failures = FakeClock(), Failures()
     package = tmp_path / "sys/class/powercap/intel-rapl:0"
@@ -183,6 +220,23 @@ def test_the_processors_power_is_the_rise_of_its_energy_and_survives_a_wrap(tmp_
     assert watts(30_000_000 - 113_328_850) is None  # No number, so nothing to compare with.
     assert watts(262_143_000_000) is None
     assert watts(20_000_000) == pytest.approx((328_850 + 20_000_000) / 2e6)
+
+
+def test_what_the_whole_board_draws_is_not_added_to_the_processors_power(tmp_path: Path) -> None:
+    clock = FakeClock()
+    folders = {
+        name: tmp_path / f"sys/class/powercap/intel-rapl:{index}" for index, name in enumerate(("package-0", "psys"))
+    }
+    for name, folder in folders.items():
+        put(folder / "name", f"{name}\n")
+        put(folder / "energy_uj", "0\n")
+    power, sample = ProcessorPower(tmp_path, clock, Failures()), node_pb2.SystemSample()
+    power.fill(sample)
+    clock.advance(2.0)
+    put(folders["package-0"] / "energy_uj", "20000000\n")
+    put(folders["psys"] / "energy_uj", "60000000\n")  # The package's 20 J among them.
+    power.fill(sample)
+    assert sample.cpu_power_watts == pytest.approx(10.0)
 
 
 def test_energy_that_only_root_may_read_is_absent(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class AmdGpus:
         self._devices = [device for device in devices if _text(device / "vendor") == _VENDOR and _is_card(device)]
 
     def fill(self, sample: node_pb2.SystemSample) -> None:
-        """Add each GPU, and the use of the first as the node's."""
+        """Add each GPU, and the figures of the first that has them as the node's."""
         for device in self._devices:
             found = self._failures.guard(str(device), lambda device=device: read(device))  # type: ignore[misc]  # mypy infers no lambda with a default
             if found is None:
@@ -35,6 +35,10 @@ class AmdGpus:
             sample.gpus.append(found)
             if found.HasField("usage_pct") and not sample.HasField("gpu_pct"):
                 sample.gpu_pct = found.usage_pct
+            if found.HasField("temperature_celsius") and not sample.HasField("gpu_temperature_celsius"):
+                sample.gpu_temperature_celsius = found.temperature_celsius
+            if found.HasField("power_watts") and not sample.HasField("gpu_power_watts"):
+                sample.gpu_power_watts = found.power_watts
 
 
 def read(device: Path) -> node_pb2.Gpu:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,11 +27,12 @@ class NvidiaGpus:
     """The GPUs the library knows."""
 
     def __init__(self, library: Any, failures: Failures) -> None:
-        """`library` is pynvml, initialised. Raises its errors where a board cannot be had."""
+        """`library` is pynvml, initialised. A board that cannot be had is counted, and the others are told of."""
         self._library = library
         self._failures = failures
         count = failures.guard("nvml", library.nvmlDeviceGetCount) or 0
-        self._handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        found = [failures.guard("nvml", partial(library.nvmlDeviceGetHandleByIndex, index)) for index in range(count)]
+        self._handles = [handle for handle in found if handle is not None]
 
     def fill(self, sample: node_pb2.SystemSample) -> None:
         """Add each GPU, and the first one's figures as the node's."""
@@ -47,21 +49,25 @@ class NvidiaGpus:
                 sample.gpu_power_watts = first.power_watts
 
     def _read(self, handle: object) -> node_pb2.Gpu:
-        library = self._library
-        name = self._known(lambda: library.nvmlDeviceGetName(handle)) or "NVIDIA"
-        memory = self._known(lambda: library.nvmlDeviceGetMemoryInfo(handle))
-        found = gpu(
-            name.decode() if isinstance(name, bytes) else name,
-            None if memory is None else int(memory.total),
-            None if memory is None else int(memory.free),
+        library, guard = self._library, self._failures.guard
+        named = self._known(lambda: library.nvmlDeviceGetName(handle)) or "NVIDIA"
+        name = named.decode() if isinstance(named, bytes) else named
+        # What one figure's error says of it, it says of no other.
+        found = guard("nvml", lambda: self._with_memory(name, handle)) or node_pb2.Gpu(name=name)
+        usage = guard("nvml", lambda: self._known(lambda: float(library.nvmlDeviceGetUtilizationRates(handle).gpu)))
+        temperature = guard(
+            "nvml", lambda: self._known(lambda: float(library.nvmlDeviceGetTemperature(handle, _CORE_TEMPERATURE)))
         )
-        usage = self._known(lambda: float(library.nvmlDeviceGetUtilizationRates(handle).gpu))
-        temperature = self._known(lambda: float(library.nvmlDeviceGetTemperature(handle, _CORE_TEMPERATURE)))
-        power = self._known(lambda: library.nvmlDeviceGetPowerUsage(handle) / _MILLIWATTS)
+        power = guard("nvml", lambda: self._known(lambda: library.nvmlDeviceGetPowerUsage(handle) / _MILLIWATTS))
         for field, value in (("usage_pct", usage), ("temperature_celsius", temperature), ("power_watts", power)):
             if value is not None:
                 setattr(found, field, value)
         return found
+
+    def _with_memory(self, name: str, handle: object) -> node_pb2.Gpu:
+        """The board with the memory it tells of. Raises where that cannot be asked, which makes no board unified."""
+        memory = self._known(lambda: self._library.nvmlDeviceGetMemoryInfo(handle))
+        return gpu(name, None, None) if memory is None else gpu(name, int(memory.total), int(memory.free))
 
     def _known(self, ask: Callable[[], T]) -> T | None:
         """What `ask` answers, None for a figure this board does not have: that is no failure."""

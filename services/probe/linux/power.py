@@ -10,12 +10,15 @@ from typing import Final
 
 from services.clock import Clock
 from services.probe.failures import Failures
-from services.probe.linux.open_file import OpenFile
+from services.probe.linux.open_file import OpenFile, whole_text
 from ullage.v1 import node_pb2
 
 _DIGITS_MAX: Final = 19
 _PACKAGES: Final = "intel-rapl:[0-9]*"
 _SECONDS_MIN: Final = 0.1
+
+_PLATFORM: Final = "psys\n"
+"""Laptops count everything on the board beside the package, and the package in it once more."""
 
 
 class ProcessorPower:
@@ -24,7 +27,8 @@ class ProcessorPower:
     def __init__(self, root: Path, clock: Clock, failures: Failures) -> None:
         """`root` holds sys: "/", or a recorded tree. Packages are found once."""
         # intel-rapl:0 is a package; intel-rapl:0:0 is a part of one, and counted with it.
-        packages = [path for path in sorted((root / "sys/class/powercap").glob(_PACKAGES)) if path.name.count(":") == 1]
+        folders = [path for path in sorted((root / "sys/class/powercap").glob(_PACKAGES)) if path.name.count(":") == 1]
+        packages = [path for path in folders if whole_text(path / "name", failures) != _PLATFORM]
         self._counters = [OpenFile(package / "energy_uj", failures) for package in packages]
         self._ranges = [OpenFile(package / "max_energy_range_uj", failures) for package in packages]
         self._clock = clock
