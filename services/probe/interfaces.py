@@ -12,8 +12,10 @@ import psutil
 from ullage.v1 import node_pb2
 
 _PREFIXES: Final[tuple[tuple[str, node_pb2.InterfaceKind.ValueType], ...]] = (
+    ("local area", node_pb2.INTERFACE_KIND_OTHER),  # Windows calls anything so, and its loopback by another name.
     ("lo", node_pb2.INTERFACE_KIND_LOOPBACK),
     ("wl", node_pb2.INTERFACE_KIND_WIFI),
+    ("wi-fi", node_pb2.INTERFACE_KIND_WIFI),
     ("thunderbolt", node_pb2.INTERFACE_KIND_THUNDERBOLT),
     ("tun", node_pb2.INTERFACE_KIND_TUNNEL),
     ("tap", node_pb2.INTERFACE_KIND_TUNNEL),
@@ -24,7 +26,7 @@ _PREFIXES: Final[tuple[tuple[str, node_pb2.InterfaceKind.ValueType], ...]] = (
     ("eth", node_pb2.INTERFACE_KIND_ETHERNET),
     ("en", node_pb2.INTERFACE_KIND_ETHERNET),
 )
-"""By the names that kernels and system managers give; another name is OTHER."""
+"""By the names that kernels and system managers give, in small letters; another name is OTHER."""
 
 _TUNNEL_TYPES: Final = frozenset({"512", "768", "769", "776", "778", "823", "65534"})
 """Linux's ARPHRD numbers of PPP, IP in IP, IPv6 in IPv6, SIT, GRE, GRE over IPv6, and no link layer at all."""
@@ -69,4 +71,5 @@ def kind(name: str, root: Path) -> node_pb2.InterfaceKind.ValueType:
             return node_pb2.INTERFACE_KIND_TUNNEL
     except OSError:
         pass
-    return next((kind for prefix, kind in _PREFIXES if name.startswith(prefix)), node_pb2.INTERFACE_KIND_OTHER)
+    small = name.lower()
+    return next((kind for prefix, kind in _PREFIXES if small.startswith(prefix)), node_pb2.INTERFACE_KIND_OTHER)

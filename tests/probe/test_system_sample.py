@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from services.probe.failures import Failures
 from services.probe.interfaces import kind
-from services.probe.psutil_sampler import PsutilSampler
+from services.probe.psutil_sampler import PsutilSampler, conclude
+from services.probe.reading import Reading
 from services.probe.system import SystemSampler
 from ullage.v1 import node_pb2
 
@@ -46,6 +48,14 @@ def test_a_disk_that_is_gone_is_absent_and_counted() -> None:
         ("utun4", node_pb2.INTERFACE_KIND_TUNNEL),
         ("thunderbolt0", node_pb2.INTERFACE_KIND_THUNDERBOLT),
         ("docker0", node_pb2.INTERFACE_KIND_OTHER),
+        # Windows has names for people.
+        ("Ethernet 2", node_pb2.INTERFACE_KIND_ETHERNET),
+        ("vEthernet (WSL)", node_pb2.INTERFACE_KIND_OTHER),
+        ("Wi-Fi", node_pb2.INTERFACE_KIND_WIFI),
+        ("WLAN", node_pb2.INTERFACE_KIND_WIFI),
+        ("Tailscale", node_pb2.INTERFACE_KIND_TUNNEL),
+        ("Loopback Pseudo-Interface 1", node_pb2.INTERFACE_KIND_LOOPBACK),
+        ("Local Area Connection* 1", node_pb2.INTERFACE_KIND_OTHER),
     ],
 )
 def test_an_interface_is_known_by_its_name(tmp_path: Path, name: str, expected: int) -> None:
@@ -66,6 +76,15 @@ def test_psutil_gives_a_reading_within_its_bounds() -> None:
     assert 0 < reading.available_bytes <= reading.total_bytes
     assert reading.host_stall is None
     assert not failures.counts
+
+
+def test_what_psutil_says_nothing_of_is_unknown() -> None:
+    reading = conclude(SimpleNamespace(total=8 << 30, available=None, free=-5), SimpleNamespace(total=None, free=1))
+    assert (reading.ram_total_bytes, reading.ram_available_bytes, reading.ram_free_bytes) == (8 << 30, None, 0)
+    assert reading.swap_total_bytes is None
+    assert reading.clamped
+    nothing = Reading(node_pb2.MEMORY_SOURCE_PSUTIL)
+    assert conclude(SimpleNamespace(total=None, available=1, free=1), None) == conclude(None, None) == nothing
 
 
 def test_a_reader_that_fails_in_any_way_is_none_and_counted() -> None:
