@@ -67,8 +67,12 @@ def replay(
         raise CommandError(f"a speed is a number up to {SPEED_MAX:g}", ExitCode.USAGE)
     with offline.master_or_log(master, log) as there:
         begin_ns, end_ns = _time_ns(there, first), _time_ns(there, last)
+        if last is not None and last < first:
+            raise CommandError(f"{last} is before {first}: give --from the earlier sequence", ExitCode.USAGE)
         if end_ns < begin_ns:
-            raise CommandError("that is later than the end: give --from the earlier sequence", ExitCode.USAGE)
+            raise CommandError(
+                "the master's clock was set back in between: give --from a sequence after that, or --to one before it"
+            )
         with _keys() as keys, Live(console=console(), auto_refresh=False) as live:
             for at_ns in _moments(keys, begin_ns, end_ns, speed):
                 live.update(_frame(_state(there, at_ns), begin_ns, end_ns, at_ns), refresh=True)

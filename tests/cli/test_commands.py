@@ -85,6 +85,21 @@ def test_state_names_its_sequence_and_its_hash(ullage: Ullage) -> None:
     assert said.out.startswith("sequence 0 of 7, before anything was recorded\nhash abc\n")
 
 
+def test_a_past_in_which_the_clock_was_set_back_is_not_called_a_mistake_of_whoever_asks(
+    ullage: Ullage, master: CannedMaster
+) -> None:
+    for sequence, seconds in ((1, 7200), (2, 3600)):
+        event = event_pb2.RecordedEvent(sequence=sequence)
+        event.recorded_at.FromSeconds(seconds)
+        master.events.append(event)
+    said = ullage("replay")
+    assert said.code == 1
+    assert "clock was set back in between" in said.err
+    said = ullage("replay", "--from", "2", "--to", "1")
+    assert said.code == 2
+    assert "1 is before 2: give --from the earlier sequence" in said.err
+
+
 def test_place_shows_the_layers_of_each_node_and_waits_until_it_runs(ullage: Ullage, master: CannedMaster) -> None:
     master.changes.extend([LOADING, RUNNING])
     said = ullage("place", "m", "--context", "1024", "--exclude", "node-2", "--layers", "aaaa=12")

@@ -124,6 +124,14 @@ async def test_what_if_decides_on_a_past_state_and_records_nothing(stubs: Stubs,
     assert sorted(cluster.state.nodes) == ["a", "b"]
 
 
+async def test_what_if_without_a_node_that_was_not_there_is_refused(stubs: Stubs) -> None:
+    request = event_service_pb2.WhatIfRequest(at_sequence=7, spec=given_nodes.spec(), without_node_ids=["a", "nope"])
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stubs.events.WhatIf(request)
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "'nope'" in (raised.value.details() or "")
+
+
 async def test_what_if_under_another_rule_for_pressure(cluster: Cluster, log_path: Path) -> None:
     squeezed = given_nodes.Node("b", 8 * GIB, ram=16 * GIB, level=given_nodes.WARNING)
     for node in (given_nodes.Node("a", 8 * GIB, ram=16 * GIB), squeezed):

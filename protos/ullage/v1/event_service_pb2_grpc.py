@@ -102,7 +102,7 @@ class EventServiceServicer:
 
     def WhatIf(self, request, context):
         """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
-        recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+        recorded. NOT_FOUND: unknown model or node, there and then. OUT_OF_RANGE: beyond the log's end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

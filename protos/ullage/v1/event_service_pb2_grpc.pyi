@@ -45,7 +45,7 @@ class EventServiceStub:
     """A recorded decision, made again from the state it was made on. NOT_FOUND: unknown instance."""
     WhatIf: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.WhatIfRequest, _event_service_pb2.WhatIfResponse]
     """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
-    recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+    recorded. NOT_FOUND: unknown model or node, there and then. OUT_OF_RANGE: beyond the log's end.
     """
     RemoveNode: _grpc.UnaryUnaryMultiCallable[_event_service_pb2.RemoveNodeRequest, _event_service_pb2.RemoveNodeResponse]
     """Takes a node out of the state until it is heard again.
@@ -69,7 +69,7 @@ class EventServiceAsyncStub(EventServiceStub):
     """A recorded decision, made again from the state it was made on. NOT_FOUND: unknown instance."""
     WhatIf: _aio.UnaryUnaryMultiCallable[_event_service_pb2.WhatIfRequest, _event_service_pb2.WhatIfResponse]  # type: ignore[assignment]
     """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
-    recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+    recorded. NOT_FOUND: unknown model or node, there and then. OUT_OF_RANGE: beyond the log's end.
     """
     RemoveNode: _aio.UnaryUnaryMultiCallable[_event_service_pb2.RemoveNodeRequest, _event_service_pb2.RemoveNodeResponse]  # type: ignore[assignment]
     """Takes a node out of the state until it is heard again.
@@ -120,7 +120,7 @@ class EventServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_event_service_pb2.WhatIfResponse, _abc.Awaitable[_event_service_pb2.WhatIfResponse]]:
         """What would have been decided at a sequence, or now, had the request or the cluster been another. Nothing is
-        recorded. NOT_FOUND: unknown model, there and then. OUT_OF_RANGE: beyond the log's end.
+        recorded. NOT_FOUND: unknown model or node, there and then. OUT_OF_RANGE: beyond the log's end.
         """
 
     @_abc_1.abstractmethod

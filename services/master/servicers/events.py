@@ -154,8 +154,10 @@ class EventServicer:
             state = await self._state_at(at)
             if request.spec.model_id not in state.models:
                 raise errors.UnknownModel(request.spec.model_id)
-            for node_id in request.without_node_ids:
-                state.nodes.pop(node_id, None)
+            for node_id in set(request.without_node_ids):
+                # Thinking away whoever is not there would answer as if that changed nothing.
+                if state.nodes.pop(node_id, None) is None:
+                    raise errors.UnknownNode(node_id)
             outcome = await asyncio.to_thread(place, state, request.spec, ())
             if isinstance(outcome, model_pb2.Refusal):
                 return event_service_pb2.WhatIfResponse(refusal=outcome, at_sequence=at)
