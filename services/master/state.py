@@ -46,10 +46,11 @@ class ShardRecord:
 
     @property
     def unsettled_bytes(self) -> int:
-        """Promised bytes that the node's latest memory sample still shows as available."""
-        if self.gone or self.shrinking:
+        """Bytes that it is promised, or has not given back, and the latest memory sample still shows as available."""
+        if self.gone:
             return 0
-        return max(0, self.shard.bytes.total_bytes - self.settled_bytes)
+        due = self.resident_bytes if self.shrinking else self.shard.bytes.total_bytes
+        return max(0, due - self.settled_bytes)
 
     @property
     def held_bytes(self) -> int:

@@ -365,6 +365,26 @@ def test_what_a_replaced_instance_holds_is_credited(*, loaded: bool, overridden:
     assert second.nodes[0].budget_bytes == 20 * GIB
 
 
+def test_what_a_released_shard_still_holds_is_not_given_away_on_a_reading_of_before_it_grew() -> None:
+    state = state_of([Node("a", 20 * GIB)], model(even(12 * GIB, 12)))
+    first = place(state, spec(), ())
+    assert isinstance(first, model_pb2.Placement)
+    add(state, placed("i", first, spec()))
+    add(state, shard_status(model_pb2.SHARD_PHASE_LOADING, resident_bytes=9 * GIB), instance_released())
+
+    answer = refusal(state)
+    assert answer.reason == model_pb2.REFUSAL_REASON_BLOCKED_BY_PROMISES
+    assert answer.nodes[0].promised_bytes == 9 * GIB
+
+    # The reading has caught up: what it shows as taken is not taken off once more.
+    taken = facts_of(Node("a", 11 * GIB))[-1]
+    add(state, taken, taken)
+    assert refusal(state).nodes[0].promised_bytes == 0
+
+    add(state, shard_status(model_pb2.SHARD_PHASE_UNLOADED), facts_of(Node("a", 20 * GIB))[-1])
+    assert isinstance(place(state, spec(), ()), model_pb2.Placement)
+
+
 def test_a_released_instance_that_was_never_taken_up_blocks_nothing() -> None:
     state = state_of([Node("a", 20 * GIB)], model(even(12 * GIB, 12)))
     first = place(state, spec(), ())
