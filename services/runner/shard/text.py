@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
@@ -37,7 +40,14 @@ class Text:
         self._specials = {
             name: _content(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         }
-        self._template = None if template is None else _environment().from_string(template)
+        self._template: jinja2.Template | None = None
+        self._no_template = "this model has no chat template"
+        if template is not None:
+            try:
+                self._template = _environment().from_string(template)
+            except Exception as error:
+                # The model runs all the same: text as it is needs no template.
+                self._no_template = f"this model's chat template cannot be understood ({error})"
         self.end_ids = end_ids
         """The tokens that end an answer."""
 
@@ -67,12 +77,14 @@ class Text:
     def encode_chat(self, messages: Sequence[runner_service_pb2.ChatMessage]) -> list[int]:
         """The tokens of a conversation, ready for the assistant's turn. Raises TextError without a usable template."""
         if self._template is None:
-            raise TextError("this model has no chat template: send the prompt as text")
+            raise TextError(f"{self._no_template}: send the prompt as text")
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             rendered = self._template.render(messages=turns, add_generation_prompt=True, **self._specials)
-        except jinja2.TemplateError as error:
-            raise TextError(f"the model's chat template does not take this conversation: {error}") from error
+        except Exception as error:
+            # A template is a program of the model's makers, and fails in any way that one can.
+            said = str(error) or type(error).__name__
+            raise TextError(f"the model's chat template does not take this conversation: {said}") from error
         tokens: list[int] = self._tokenizer.encode(rendered, add_special_tokens=False).ids
         return tokens
 
@@ -165,10 +177,13 @@ def _content(token: object) -> str:
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise TextError(f"{path.name} in {folder.name} is no text: run `ullage models add` again") from error
     template = _json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
 
@@ -186,7 +201,7 @@ def _end_ids(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> froz
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """What chat templates are written against: a model's file must not reach further than its own text."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _AnswerMarks]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -194,9 +209,26 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
+class _AnswerMarks(jinja2.ext.Extension):
+    """`{% generation %}`, by which templates mark the assistant's words for training; what stands in it is text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # jinja's own escapes characters for HTML, which models were not trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:

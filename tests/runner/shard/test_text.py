@@ -76,6 +76,62 @@ def test_a_template_refuses_in_its_own_words(tmp_path: Path) -> None:
         Text.read(folder).encode_chat([runner_service_pb2.ChatMessage(role="user", content="hi")])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 / 0 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+)
+def test_a_template_that_fails_in_any_way_refuses_the_conversation(template: str, tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", chat_template=template)
+    with pytest.raises(TextError, match=r"does not take this conversation: .+"):
+        Text.read(folder).encode_chat([runner_service_pb2.ChatMessage(role="user", content="hi")])
+
+
+def test_a_template_that_cannot_be_understood_leaves_the_text_as_it_is(tmp_path: Path) -> None:
+    text = Text.read(tiny_weights.write(tmp_path / "tiny", chat_template="{% if %}"))
+    assert text.decode(text.encode("plain")) == "plain"
+    with pytest.raises(TextError, match=r"cannot be understood \(Expected an expression.*: send the prompt as text"):
+        text.encode_chat([runner_service_pb2.ChatMessage(role="user", content="hi")])
+
+
+def test_marks_of_the_assistants_words_are_no_words(tmp_path: Path) -> None:
+    # As in the template of SmolLM3-3B.
+    template = (
+        "{% set said = 'no' %}{% for message in messages %}\n"
+        "{%- if message.role == 'assistant' -%}\n"
+        "    {% generation %}\n"
+        "    {%- set said = 'yes' -%}\n"
+        "    {{ loop.index }} {{ message.content }} {{ said }}\n"
+        "    {% endgeneration %}\n"
+        "{%- else -%}{{ message.content }} {{ said }};{%- endif -%}{% endfor %}"
+    )
+    text = Text.read(tiny_weights.write(tmp_path / "tiny", chat_template=template))
+    turns = [
+        runner_service_pb2.ChatMessage(role="user", content="hi"),
+        runner_service_pb2.ChatMessage(role="assistant", content="hello"),
+        runner_service_pb2.ChatMessage(role="user", content="bye"),
+    ]
+    assert text.decode(text.encode_chat(turns)) == "hi no;2 hello yes\nbye no;"
+
+
+def test_json_in_a_template_takes_what_transformers_takes(tmp_path: Path) -> None:
+    template = "{{ messages[0] | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}"
+    text = Text.read(tiny_weights.write(tmp_path / "tiny", chat_template=template))
+    said = text.encode_chat([runner_service_pb2.ChatMessage(role="user", content="é")])
+    assert text.decode(said) == '{"content":"\\u00e9","role":"user"}'
+
+
+def test_a_template_that_is_no_text_is_said_to_be_damaged(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(TextError, match=r"chat_template\.jinja in tiny is no text: run `ullage models add` again"):
+        Text.read(folder)
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TextError, match=r"has no tokenizer\.json: run `ullage models add`"):
         Text.read(tmp_path)
