@@ -102,9 +102,9 @@ class Reading(NamedTuple):
     host_stall: Stall | None = None
     cgroup_stall: Stall | None = None
     oom_events: int | None = None
-    """Times this process's cgroup ran out of memory, since it was made."""
+    """Events that say that this process's cgroup or one above it ran out of memory, since they were made."""
     limit_events: int | None = None
-    """Times this process's cgroup was held at its limit, since it was made."""
+    """Times this process's cgroup was held at its limit or at one above it, since they were made."""
     stall_alarm: bool = False
     """The kernel's own trigger fired since the last reading: work stalled for long enough within its window."""
     reclaim_alarm: bool = False

@@ -53,7 +53,7 @@ class Before(NamedTuple):
     stalling: Level | None = None
     """The level of its stalls, None where there was no reading."""
     oom_count: int = 0
-    """How often the cgroup ran out of memory since then."""
+    """How many events since then say that the cgroup ran out of memory."""
     held_count: int = 0
     """How often it was held at its limit."""
 
@@ -154,7 +154,8 @@ class RoomSigns:
     def _event_reasons(self, oom_count: int, held_count: int) -> list[Reason]:
         reasons = []
         if oom_count > 0:
-            detail = f"the cgroup ran out of memory {oom_count} times since the last look"
+            # The end of the memory and each process that is killed for it count one by one.
+            detail = f"the cgroup ran out of memory since the last look ({oom_count} events)"
             reasons.append(Reason(CRITICAL, "oom_kill", detail))
         # Filling the page cache hits the limit as well, and costs nobody anything while there is room.
         if held_count > 0 and not self._ample:

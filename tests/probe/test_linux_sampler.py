@@ -201,6 +201,30 @@ def test_a_limit_without_its_usage_bounds_what_is_available(tree: Tree) -> None:
     assert (reading.cgroup_used_bytes, reading.available_bytes, reading.coarse) == (None, 8 * GIB, True)
 
 
+@pytest.mark.parametrize("free_kib", [8 * 1024 * 1024, 20 * 1024])
+def test_a_kernel_that_calls_nothing_available_has_what_is_free(tree: Tree, free_kib: int) -> None:
+    reading = tree.memory(16 * 1024 * 1024, 0, free_kib).read()
+    assert (reading.available_bytes, reading.coarse) == (free_kib * KIB, True)
+
+
+def test_the_limits_above_a_cgroup_tell_of_their_own_hits(tree: Tree) -> None:
+    tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
+    tree.put("proc/self/cgroup", "0::/pod/job\n").put("proc/self/mountinfo", V2_MOUNT)
+    tree.put("sys/fs/cgroup/pod/memory.max", f"{8 * GIB}").put("sys/fs/cgroup/pod/memory.current", f"{5 * GIB}")
+    tree.put("sys/fs/cgroup/pod/job/memory.events", "low 0\nhigh 0\nmax 1\noom 0\noom_kill 1\n")
+    # Of what is beside this process in the pod, memory.events tells too, and that is nobody's here.
+    tree.put("sys/fs/cgroup/pod/memory.events", "low 0\nhigh 0\nmax 900\noom 300\noom_kill 300\n")
+    local = "sys/fs/cgroup/pod/memory.events.local"
+    tree.put(local, "low 0\nhigh 5\nmax 70\noom 2\noom_kill 0\n")
+    sampler = LinuxSampler(tree.root, tree.failures)
+    read = sampler.read()
+    assert (read.limit_events, read.oom_events) == (76, 3)
+    (tree.root / local).rename(tree.root / "gone")
+    (tree.root / local).mkdir()
+    again = LinuxSampler(tree.root, tree.failures).read()
+    assert (again.limit_events, again.oom_events) == (None, None)
+
+
 def test_a_machine_of_no_memory_is_one_that_does_not_say(tree: Tree) -> None:
     reading = tree.memory(0, 0).read()
     assert (reading.total_bytes, reading.available_bytes, reading.ram_free_bytes) == (None, None, None)

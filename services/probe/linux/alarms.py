@@ -3,7 +3,8 @@
 Rules this module lives by:
 - A stall trigger watches the process's own cgroup, or the machine where that has none: 15 % of 2 s in which some
   work waited. Windows of whole 2 s are all that an ordinary user may have.
-- A v2 cgroup's memory.events is watched too: it changes when the cgroup is held at a limit or runs out of memory.
+- A v2 cgroup's memory.events is watched too: it changes when the cgroup is held at a limit or runs out of memory. Of
+  those above it memory.events.local is, which says so of their own limits.
 - A v1 cgroup announces by eventfd: memory.pressure_level, when 60 % of the pages that the kernel would take back there
   cannot be had (medium), and memory.oom_control, when it runs out. Mostly only root may ask for that.
 - An alarm only has the memory read at once, and says that it rang; what that means is judged with the reading.

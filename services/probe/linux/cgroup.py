@@ -43,7 +43,7 @@ class Room(NamedTuple):
 
 
 class Events(NamedTuple):
-    """How often the cgroup ran out of memory or was held at its limit, since it was made."""
+    """How often the cgroup ran out of memory or was held at its limit, or at one above it, since they were made."""
 
     oom: int | None = None
     limit: int | None = None
@@ -66,6 +66,8 @@ class Dialect(NamedTuple):
     limits: tuple[str, ...]
     usage: str
     events: str
+    events_above: str | None
+    """Of a cgroup above: what its own limit did, and not those of all others below it."""
     cache: tuple[bytes, ...]
     oom: tuple[bytes, ...]
     held: tuple[bytes, ...]
@@ -75,6 +77,7 @@ V1: Final = Dialect(
     limits=("memory.limit_in_bytes",),
     usage="memory.usage_in_bytes",
     events="memory.oom_control",
+    events_above=None,  # The first version counts at whoever was killed.
     cache=(b"\ntotal_inactive_file ", b"\ntotal_active_file "),
     oom=(b"\noom_kill ",),
     held=(),
@@ -84,6 +87,7 @@ V2: Final = Dialect(
     limits=("memory.max", "memory.high"),
     usage="memory.current",
     events="memory.events",
+    events_above="memory.events.local",
     cache=(b"\ninactive_file ", b"\nactive_file "),
     oom=(b"\noom ", b"\noom_kill "),
     held=(b"\nhigh ", b"\nmax "),
@@ -111,6 +115,13 @@ def parse_inherited(text: bytes) -> int | None:
 def parse_events(text: bytes, dialect: Dialect) -> Events:
     """The counters of memory.events (v2) or memory.oom_control (v1), None where there are none. Never raises."""
     return Events(oom=_sum(text, dialect.oom), limit=_sum(text, dialect.held))
+
+
+def _summed(events: Sequence[Events]) -> Events:
+    """All of them together; None for what none of them counts."""
+    oom = [each.oom for each in events if each.oom is not None]
+    limit = [each.limit for each in events if each.limit is not None]
+    return Events(sum(oom) if oom else None, sum(limit) if limit else None)
 
 
 def room(limit_bytes: int, usage_bytes: int, cache_bytes: int) -> Room:
@@ -197,14 +208,17 @@ class Cgroups:
         self._levels = [_Level(directory, dialect, failures) for directory in limiting]
         if v1:
             self._levels[-1].look_above()
-        self._events = existing(limiting[0] / dialect.events, failures) if limiting else None
+        telling_of_events = [directory / dialect.events for directory in limiting[:1]]
+        if dialect.events_above is not None:
+            telling_of_events += [directory / dialect.events_above for directory in limiting[1:]]
+        self._events = [file for path in telling_of_events if (file := existing(path, failures)) is not None]
         # In a hybrid, v1 limits while only v2 has stall information. The root cgroup's is the machine's own, which
         # is read already; only the others have a type.
         inside = bool(v2) and existing(v2[0] / "cgroup.type", failures) is not None
         pressure = existing(v2[0] / "memory.pressure", failures) if inside else None
         self._pressure = None if pressure is None else StallFile(pressure)
         self.stall_files = [v2[0] / "memory.pressure"] if inside else []
-        self.event_files = [v2[0] / dialect.events] if inside and dialect is V2 else []
+        self.event_files = telling_of_events if inside and dialect is V2 else []
         """What can be watched for changes, where it exists."""
         self.v1_folder = v1[0] if v1 else None
         """The process's own v1 cgroup, which announces instead."""
@@ -230,9 +244,13 @@ class Cgroups:
         return None if self._pressure is None else self._pressure.read()
 
     def events(self) -> Events:
-        """How often the process's own cgroup hit its limits; unknown while nothing limits, since nothing can hit."""
-        text = self._events.read() if self._events is not None and self._limited else None
-        return _UNCOUNTED if text is None else parse_events(text, self._dialect)
+        """How often the process's own cgroup hit the limits; unknown while nothing limits, since nothing can hit."""
+        if not self._limited:
+            return _UNCOUNTED
+        texts = [file.read() for file in self._events]
+        # Without one of them the sum would fall, and rise when it is back.
+        found = [parse_events(text, self._dialect) for text in texts if text is not None]
+        return _summed(found) if len(found) == len(texts) else _UNCOUNTED
 
 
 class _Level:

@@ -47,6 +47,10 @@ class LinuxSampler:
         if room.limit_bytes is not None:
             # How much of the machine's swap is for this cgroup nobody says here.
             memory = memory._replace(swap_total_bytes=None, swap_free_bytes=None)
+        # Some kernels say 0 whatever is free (psutil 1915). Where the memory has really run out, next to none is.
+        is_free_only = memory.available_bytes == 0 and bool(memory.free_bytes)
+        if is_free_only:
+            memory = memory._replace(available_bytes=memory.free_bytes)
         available = bounded(memory.available_bytes, memory.total_bytes)
         free = bounded(memory.free_bytes, memory.total_bytes)
         swap = bounded(memory.swap_free_bytes, memory.swap_total_bytes)
@@ -70,7 +74,7 @@ class LinuxSampler:
             arc_bytes=self._arc_bytes(),
             huge_pages_bytes=memory.huge_pages_bytes,
             clamped=(available, free, swap) != (memory.available_bytes, memory.free_bytes, memory.swap_free_bytes),
-            coarse=room.limit_bytes is not None and room.used_bytes is None,
+            coarse=is_free_only or (room.limit_bytes is not None and room.used_bytes is None),
         )
 
     def _memory(self) -> Meminfo:
