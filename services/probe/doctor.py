@@ -55,6 +55,7 @@ _REMEDIES: Final = (
     ("pressure", "boot the kernel with psi=1 for stall information"),
     ("memory bandwidth", "start the probe anew when the machine is idle"),
     ("/sys/fs/cgroup", "mount the cgroup hierarchy into the container, read-only is enough"),
+    ("MemAvailable", "run a kernel of 3.14 or later; in a container, a lxcfs that tells it"),
     ("host_statistics64", "report this with the macOS version; the vm_stat command is used meanwhile"),
 )
 """By a part of what failed."""

@@ -207,6 +207,15 @@ def test_a_kernel_that_calls_nothing_available_has_what_is_free(tree: Tree, free
     assert (reading.available_bytes, reading.coarse) == (free_kib * KIB, True)
 
 
+def test_a_kernel_that_does_not_say_what_is_available_is_counted_and_logged(
+    tree: Tree, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading = tree.put("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 700 kB\nCached: 100 kB\n").read()
+    assert (reading.ram_total_bytes, reading.ram_available_bytes) == (1000 * KIB, None)
+    assert tree.failures.counts == {"MemAvailable": 1}
+    assert "/proc/meminfo lacks it" in capsys.readouterr().out
+
+
 def test_the_limits_above_a_cgroup_tell_of_their_own_hits(tree: Tree) -> None:
     tree.memory(64 * 1024 * 1024, 60 * 1024 * 1024)
     tree.put("proc/self/cgroup", "0::/pod/job\n").put("proc/self/mountinfo", V2_MOUNT)

@@ -26,6 +26,7 @@ class LinuxSampler:
 
     def __init__(self, root: Path, failures: Failures) -> None:
         """`root` holds proc and sys: "/", or a recorded tree."""
+        self._failures = failures
         self._meminfo = OpenFile(root / "proc/meminfo", failures)
         self._parser = meminfo.Parser()
         # A kernel that has it switched off shows the file, and fails at reading.
@@ -79,7 +80,11 @@ class LinuxSampler:
 
     def _memory(self) -> Meminfo:
         text = self._meminfo.read()
-        memory = _NOTHING if text is None else self._parser.parse(text)
+        if text is None:
+            return _NOTHING
+        memory = self._parser.parse(text)
+        if memory.total_bytes is None or memory.available_bytes is None:
+            self._failures.add("MemAvailable", ValueError("/proc/meminfo lacks it or MemTotal, or gives no size"))
         # A machine that has none is one that does not say.
         return _NOTHING if memory.total_bytes == 0 else memory
 
