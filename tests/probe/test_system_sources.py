@@ -87,6 +87,16 @@ def test_a_processors_own_graphics_are_unified(tmp_path: Path) -> None:
     assert list(sample.gpus) == [node_pb2.Gpu(name="AMD 0x744c", unified=True)]
 
 
+@pytest.mark.parametrize(("vendor", "is_unified"), [("samsung\n", False), ("unknown\n", True)])
+def test_a_small_card_in_a_large_machine_is_told_by_who_made_its_chips(
+    tmp_path: Path, vendor: str, is_unified: bool
+) -> None:
+    memory = {"mem_info_vram_total": f"{4080 * MIB}\n", "mem_info_gtt_total": f"{32 * GIB}\n"}
+    (found,) = amd(tmp_path, **memory, mem_info_vram_used=f"{80 * MIB}\n", mem_info_vram_vendor=vendor).gpus
+    assert found.unified == is_unified
+    assert found.memory_available_bytes == (0 if is_unified else 4000 * MIB)
+
+
 def test_what_the_driver_cannot_say_is_absent(tmp_path: Path) -> None:
     sample = amd(tmp_path, mem_info_vram_total="N/A\n", gpu_busy_percent="-1\n")
     assert list(sample.gpus) == [node_pb2.Gpu(name="AMD 0x744c")]
@@ -198,6 +208,15 @@ def test_a_board_that_is_lost_takes_no_other_with_it() -> None:
     assert [found.name for found in sample.gpus] == ["RTX"]
     assert sample.gpu_temperature_celsius == 44
     assert failures.counts == {"nvml": 1}
+
+
+def test_of_the_gpus_of_two_makers_the_first_that_has_a_figure_tells_the_nodes(tmp_path: Path) -> None:
+    sample = amd(tmp_path, mem_info_vram_total=f"{512 * MIB}\n", hwmon__hwmon3__temp1_input="41000\n")
+    NvidiaGpus(Nvml(nvmlDeviceGetUtilizationRates=Figures(gpu=12), nvmlDeviceGetTemperature=44), Failures()).fill(
+        sample
+    )
+    assert len(sample.gpus) == 2
+    assert (sample.gpu_pct, sample.gpu_temperature_celsius) == (12, 41)
 
 
 def test_the_processors_power_is_the_rise_of_its_energy_and_survives_a_wrap(tmp_path: Path) -> None:

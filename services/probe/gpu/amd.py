@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from services.probe.failures import Failures
+from services.probe.gpu import node_figures
 from services.probe.gpu.memory import gpu
 from ullage.v1 import node_pb2
 
@@ -27,26 +28,23 @@ class AmdGpus:
         self._devices = [device for device in devices if _text(device / "vendor") == _VENDOR and _is_card(device)]
 
     def fill(self, sample: node_pb2.SystemSample) -> None:
-        """Add each GPU, and the figures of the first that has them as the node's."""
+        """Add each GPU, and what of them is the node's."""
         for device in self._devices:
             found = self._failures.guard(str(device), lambda device=device: read(device))  # type: ignore[misc]  # mypy infers no lambda with a default
-            if found is None:
-                continue
-            sample.gpus.append(found)
-            if found.HasField("usage_pct") and not sample.HasField("gpu_pct"):
-                sample.gpu_pct = found.usage_pct
-            if found.HasField("temperature_celsius") and not sample.HasField("gpu_temperature_celsius"):
-                sample.gpu_temperature_celsius = found.temperature_celsius
-            if found.HasField("power_watts") and not sample.HasField("gpu_power_watts"):
-                sample.gpu_power_watts = found.power_watts
+            if found is not None:
+                sample.gpus.append(found)
+        node_figures.fill(sample)
 
 
 def read(device: Path) -> node_pb2.Gpu:
     """What the driver shows in the folder `device`; what is missing or no number is absent. Never raises."""
     vram, gtt = _number(device / "mem_info_vram_total"), _number(device / "mem_info_gtt_total")
     used = _number(device / "mem_info_vram_used")
-    # Cards have more memory than they borrow; a processor's graphics borrow more than they have.
-    own = None if vram is None or (gtt is not None and vram < gtt and _is_small(vram)) else vram
+    # Cards have more memory than they borrow; a processor's graphics borrow more than they have. But a small card in
+    # a large machine borrows more too: it has chips that somebody made, whom the driver names.
+    has_chips = _text(device / "mem_info_vram_vendor") not in {"", "unknown"}
+    borrows = vram is not None and gtt is not None and vram < gtt and _is_small(vram)
+    own = vram if has_chips or not borrows else None
     name = _text(device / "product_name") or f"AMD {_text(device / 'device')}".strip()
     if vram is None:
         found = node_pb2.Gpu(name=name)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from services.probe.failures import Failures
+from services.probe.gpu import node_figures
 from services.probe.gpu.memory import gpu
 from ullage.v1 import node_pb2
 
@@ -35,18 +36,12 @@ class NvidiaGpus:
         self._handles = [handle for handle in found if handle is not None]
 
     def fill(self, sample: node_pb2.SystemSample) -> None:
-        """Add each GPU, and the first one's figures as the node's."""
+        """Add each GPU, and what of them is the node's."""
         for handle in self._handles:
             found = self._failures.guard("nvml", lambda handle=handle: self._read(handle))  # type: ignore[misc]  # mypy infers no lambda with a default
             if found is not None:
                 sample.gpus.append(found)
-        for first in sample.gpus[:1]:
-            if first.HasField("usage_pct"):
-                sample.gpu_pct = first.usage_pct
-            if first.HasField("temperature_celsius"):
-                sample.gpu_temperature_celsius = first.temperature_celsius
-            if first.HasField("power_watts"):
-                sample.gpu_power_watts = first.power_watts
+        node_figures.fill(sample)
 
     def _read(self, handle: object) -> node_pb2.Gpu:
         library, guard = self._library, self._failures.guard

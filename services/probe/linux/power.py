@@ -17,7 +17,7 @@ _DIGITS_MAX: Final = 19
 _PACKAGES: Final = "intel-rapl:[0-9]*"
 _SECONDS_MIN: Final = 0.1
 
-_PLATFORM: Final = "psys\n"
+_PLATFORM: Final = "psys"
 """Laptops count everything on the board beside the package, and the package in it once more."""
 
 
@@ -28,7 +28,7 @@ class ProcessorPower:
         """`root` holds sys: "/", or a recorded tree. Packages are found once."""
         # intel-rapl:0 is a package; intel-rapl:0:0 is a part of one, and counted with it.
         folders = [path for path in sorted((root / "sys/class/powercap").glob(_PACKAGES)) if path.name.count(":") == 1]
-        packages = [path for path in folders if whole_text(path / "name", failures) != _PLATFORM]
+        packages = [path for path in folders if whole_text(path / "name", failures).strip() != _PLATFORM]
         self._counters = [OpenFile(package / "energy_uj", failures) for package in packages]
         self._ranges = [OpenFile(package / "max_energy_range_uj", failures) for package in packages]
         self._clock = clock
