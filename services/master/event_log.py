@@ -166,7 +166,7 @@ class EventLog(LogReader):
 
         Raises LogLockedError when another process writes it, LogFileError when this release cannot.
         """
-        with ExitStack() as opened:
+        with log_file.kept_at(path), ExitStack() as opened:
             path.parent.mkdir(parents=True, exist_ok=True)
             opened.callback(LogLock(path).release)
             log_file.prepare(path)

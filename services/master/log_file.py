@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, OperationalError
 
 from services import log_format
 from services.master import tables
@@ -27,6 +27,19 @@ WAL_CHECKPOINT_PAGES: Final = 8000
 
 class LogFileError(Exception):
     """A file cannot be used as the log; the message says why and what to do. It was not changed."""
+
+
+@contextmanager
+def kept_at(path: Path) -> Iterator[None]:
+    """Raises LogFileError where the disk does not let the log at `path` be opened, locked or made within."""
+    try:
+        yield
+    except (OSError, OperationalError) as error:
+        said = error.orig if isinstance(error, OperationalError) else error.strerror or error
+        raise LogFileError(
+            f"{path} cannot be kept: {said}; make its folder writable, with room on its disk, or name another log "
+            "with --log"
+        ) from error
 
 
 def prepare(path: Path) -> None:

@@ -33,7 +33,8 @@ def import_events(source: Path, log: Path) -> int:
     """Make the log of the events in `source`; returns its last sequence. Raises ImportFailed, leaving no log."""
     if log.exists():
         raise ImportFailed(f"{log} is there already: name a file that is not")
-    lock = LogLock(log)
+    with log_file.kept_at(log):
+        lock = LogLock(log)
     try:
         log_file.prepare(log)
         engine = log_file.writing_engine(log)

@@ -262,6 +262,18 @@ async def test_a_second_master_on_the_same_log_is_refused_by_one_line(tmp_path: 
         assert lines == [f"ullage master: {holder}: stop it, or give this one another log with --log"]
 
 
+@pytest.mark.parametrize(
+    ("log", "said"), [("file/events.db", "File exists"), ("folder", "unable to open database file")]
+)
+async def test_a_log_that_cannot_be_kept_is_refused_by_one_line(log: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    code, out, lines = await refusal("--listen", "127.0.0.1:0", "--log", str(tmp_path / log))
+    assert (code, out) == (1, "")
+    [line] = lines
+    assert line.startswith(f"ullage master: {tmp_path / log} cannot be kept: {said}; make its folder writable")
+
+
 async def test_a_port_in_use_is_refused_by_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
