@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -95,6 +96,17 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(failure.from_rpc_error(error), arguments)
     except TyperException as error:
         return _failed(_usage(error), arguments) if error.format_message() else ExitCode.USAGE
+    except ValueError as error:
+        unsendable = failure.from_unsendable(error)
+        if unsendable is None:
+            raise
+        return _failed(unsendable, arguments)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # A disk that is full, mostly: that of what stdout goes to, or of the temporary folder.
+        message = f"{error.filename or 'the output cannot be written'}: {error.strerror or error}"
+        return _failed(CommandError(message, reason="SYSTEM"), arguments)
     return code if isinstance(code, int) else ExitCode.OK
 
 
@@ -111,6 +123,9 @@ def _failed(error: CommandError, arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that lacks a character of an answer shows its number, as stderr does.
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Final
@@ -41,6 +42,7 @@ def events(
     for name in kind or []:
         if name not in event_text.KINDS:
             raise CommandError(f"no kind is called {name!r}: there is {', '.join(event_text.KINDS)}", ExitCode.USAGE)
+    limit = None if limit is None else min(limit, sys.maxsize)
     if follow and log is not None:
         raise CommandError("a log file without its master does not grow: leave out --follow", ExitCode.USAGE)
     with offline.master_or_log(master, log) as there:

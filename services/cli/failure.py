@@ -70,6 +70,21 @@ def from_rpc_error(error: grpc.RpcError) -> CommandError:
     return CommandError(details, _EXIT_CODES.get(code, ExitCode.ERROR), reason=reason or code.name)
 
 
+def from_unsendable(error: ValueError) -> CommandError | None:
+    """The failure of a request that cannot hold what was typed; None when `error` is of another kind."""
+    if isinstance(error, UnicodeEncodeError):
+        message = f"the text given is no UTF-8 from its character {error.start + 1} on: write it in UTF-8"
+        return CommandError(message, ExitCode.USAGE)
+    prefix, _, number = str(error).partition(_OUT_OF_RANGE)
+    if prefix or not number:
+        return None
+    return CommandError(f"{number} is a larger number than any request can hold: name a smaller one", ExitCode.USAGE)
+
+
+_OUT_OF_RANGE = "Value out of range: "
+"""How protobuf begins, of a number that goes into no field of that size."""
+
+
 def from_refusal(refusal: model_pb2.Refusal) -> CommandError:
     """The failure a refused placement stands for."""
     reason = model_pb2.RefusalReason.Name(refusal.reason).removeprefix("REFUSAL_REASON_")

@@ -64,7 +64,7 @@ def generate(
         logprobs=logprobs,
     )
     request = runner_service_pb2.GenerateRequest(sampling=sampling)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read() if prompt == "-" else prompt
     if raw:
         request.text = text
     else:
@@ -75,24 +75,38 @@ def generate(
         _ask(there, address, request, as_json=as_json)
 
 
+def _read() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise CommandError(
+            f"stdin is no UTF-8 from its byte {error.start + 1} on: write it in UTF-8", ExitCode.USAGE
+        ) from error
+
+
 def _running(master: Master, typed: str) -> tuple[model_pb2.Instance, str]:
     """The running instance `typed` stands for, and the address of its first rank's runner."""
     state = master.events.GetState(event_service_pb2.GetStateRequest(), timeout=CALL_SECONDS_MAX).state
     of_model = [one for one in state.instances if one.spec.model_id == typed]
-    instances = of_model or [one for one in state.instances if one.instance_id.startswith(typed)]
+    exact = [one for one in state.instances if one.instance_id == typed]
+    instances = of_model or exact or [one for one in state.instances if one.instance_id.startswith(typed)]
     if not instances:
         advice = f"place it with `ullage place {typed}`, or see `ullage status`"
         raise CommandError(f"nothing called {typed!r} is placed: {advice}", ExitCode.NOT_FOUND, reason="NOT_RUNNING")
     running = [one for one in instances if one.state == model_pb2.INSTANCE_STATE_RUNNING]
     if not running:
         raise CommandError(_nothing_runs(typed, instances[-1]), ExitCode.NOT_FOUND, reason="NOT_RUNNING")
+    if len({one.spec.model_id for one in running}) > 1:
+        meant = ", ".join(one.instance_id for one in running)
+        raise CommandError(f"{typed!r} may be any of {meant}: type more of the model's name", ExitCode.USAGE)
     return running[-1], _first_runner(state, running[-1])
 
 
 def _nothing_runs(typed: str, latest: model_pb2.Instance) -> str:
     state_name = model_pb2.InstanceState.Name(latest.state).removeprefix("INSTANCE_STATE_")
+    because = f", because {latest.failure}" if latest.failure else ""
     return (
-        f"no instance of {typed!r} is running ({latest.instance_id} is {state_name}): "
+        f"no instance of {typed!r} is running ({latest.instance_id} is {state_name}{because}): "
         f"place it with `ullage place {latest.spec.model_id}`, or see `ullage status`"
     )
 
@@ -122,14 +136,20 @@ class _Answer:
 def _ask(master: Master, address: str, request: runner_service_pb2.GenerateRequest, *, as_json: bool) -> None:
     failure = f"the runner at {address} does not answer: is its node up? See `ullage status`"
     answer = _Answer()
-    with connection.channel_to(address, failure=failure) as channel:
-        call: Any = runner_service_pb2_grpc.RunnerServiceStub(channel).Generate(request)
-        for response in _responses(master, request.instance_id, call):
-            answer.add(response)
-            if not as_json:
-                print(response.text, end="", flush=True)
+    try:
+        with connection.channel_to(address, failure=failure) as channel:
+            call: Any = runner_service_pb2_grpc.RunnerServiceStub(channel).Generate(request)
+            for response in _responses(master, request.instance_id, call):
+                answer.add(response)
+                if not as_json:
+                    print(response.text, end="", flush=True)
+    except BaseException:
+        if answer.text and not as_json:
+            # What is said next, by whomever, is not the end of the answer's last line.
+            print(flush=True)
+        raise
     if as_json:
-        print(json.dumps(_as_json(request.instance_id, answer), ensure_ascii=False))
+        print(json.dumps(_as_json(request.instance_id, answer)), flush=True)
     else:
         print(flush=True)
         errors_console().print(_summary_text(answer.summary))

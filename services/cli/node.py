@@ -17,7 +17,7 @@ def node(
     master: connection.MasterOption = connection.DEFAULT_MASTER,
     name: Annotated[str | None, typer.Option("--name", help="What people call this node; else its host name.")] = None,
     memory: local_node.MemoryOption = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads for all shards together.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, max=4096, help="For all shards together.")] = None,
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", envvar="ULLAGE_STATE_DIR", help="Where the node's identity is kept.")
     ] = None,

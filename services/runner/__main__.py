@@ -55,7 +55,7 @@ def main(
         Path | None, typer.Option(envvar="ULLAGE_MODELS_DIR", help="One folder for each model.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(envvar="ULLAGE_THREADS", min=1, help="For all shards together; else one a core.")
+        int | None, typer.Option(envvar="ULLAGE_THREADS", min=1, max=4096, help="For all shards; else one a core.")
     ] = None,
     weights: Annotated[
         Literal["auto", "float32", "stored"],

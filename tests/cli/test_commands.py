@@ -1,5 +1,10 @@
+import errno
 import importlib.metadata
+import io
 import json
+import os
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -257,6 +262,104 @@ def test_generate_says_what_to_do_when_nothing_runs(ullage: Ullage, master: Cann
     said = ullage("generate", "m", "Why?")
     assert said.code == 4
     assert "no instance of 'm' is running (i-123 is LOADING)" in said.err
+
+
+def test_generate_says_why_what_was_placed_does_not_run(ullage: Ullage, master: CannedMaster) -> None:
+    failed = instance("i-123", model_pb2.INSTANCE_STATE_FAILED, model_pb2.SHARD_PHASE_FAILED)
+    failed.failure = "rank 0 on node-1 failed while LOADING: m has no tokenizer.json"
+    master.state.instances.append(failed)
+    said = ullage("generate", "m", "Why?")
+    assert f"no instance of 'm' is running (i-123 is FAILED, because {failed.failure}): place it" in said.err
+
+
+def test_generate_asks_no_model_that_was_not_meant(ullage: Ullage, runner: CannedRunner, master: CannedMaster) -> None:
+    other = instance("i-456", model_pb2.INSTANCE_STATE_RUNNING, model_pb2.SHARD_PHASE_RUNNING)
+    other.spec.model_id = "other"
+    master.state.instances.append(other)
+    said = ullage("generate", "i", "Why?")
+    assert said.code == 2
+    assert "'i' may be any of i-123, i-456: type more of the model's name" in said.err
+    assert ullage("generate", "i-1", "Why?").code == 0
+
+
+def test_what_came_of_an_answer_ends_its_line_before_the_failure(
+    ullage: Ullage, runner: CannedRunner, master: CannedMaster
+) -> None:
+    runner.responses, runner.is_stopped = runner.responses[:1], True
+    master.changes.append(instance("i-123", model_pb2.INSTANCE_STATE_RELEASED, model_pb2.SHARD_PHASE_UNLOADED))
+    assert ullage("generate", "m", "Why?").out == f"{runner.responses[0].text}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "m", "Why?", "--seed"),
+        ("generate", "m", "Why?", "--max-tokens"),
+        ("generate", "m", "Why?", "--top-k"),
+        ("generate", "m", "Why?", "--logprobs"),
+        ("place", "m", "--context"),
+        ("place", "m", "--sequences"),
+        ("place", "m", "--min-nodes"),
+        ("place", "m", "--prompt"),
+        ("events", "--from"),
+        ("events", "--follow", "--from"),
+        ("state", "--at"),
+        ("diff", "1"),
+        ("whatif", "m", "--at"),
+        ("replay", "--from"),
+    ],
+)
+def test_a_number_that_no_request_can_hold_is_wrong_usage(command: tuple[str, ...], ullage: Ullage) -> None:
+    said = ullage(*command, str(2**64))
+    assert said.code == 2
+    assert said.err == f"error (USAGE): {2**64} is a larger number than any request can hold: name a smaller one\n"
+
+
+def test_a_limit_of_events_may_be_any_number(ullage: Ullage, master: CannedMaster) -> None:
+    master.events.extend(numbered(3))
+    assert sequences(ullage("events", "--limit", str(2**64)).out) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "command", [("generate", "m", "ab\udcff"), ("place", "ab\udcff"), ("status", "--master", "ab\udcff")]
+)
+def test_bytes_that_are_no_text_are_wrong_usage(command: tuple[str, ...], ullage: Ullage, runner: CannedRunner) -> None:
+    # As Python hands over the byte 0xff of a command line.
+    said = ullage(*command)
+    assert said.code == 2
+    assert said.err == "error (USAGE): the text given is no UTF-8 from its character 3 on: write it in UTF-8\n"
+
+
+def test_a_prompt_from_stdin_that_is_no_text_is_wrong_usage(
+    ullage: Ullage, runner: CannedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff"), encoding="utf-8"))
+    said = ullage("generate", "m", "-")
+    assert said.code == 2
+    assert said.err == "error (USAGE): stdin is no UTF-8 from its byte 3 on: write it in UTF-8\n"
+
+
+class FullDisk(io.StringIO):
+    """What stdout goes to where a disk is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_behind_stdout_is_an_error_of_one_line(ullage: Ullage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", FullDisk())
+    said = ullage("status", "--json")
+    assert said.code == 1
+    assert json.loads(said.err)["error"]["message"] == f"the output cannot be written: {os.strerror(errno.ENOSPC)}"
+
+
+def test_a_terminal_that_lacks_a_character_shows_its_number(runner: CannedRunner, master_address: str) -> None:
+    runner.responses[0].text = "\N{THUMBS UP SIGN}"
+    environment = {**os.environ, "ULLAGE_MASTER": master_address, "PYTHONIOENCODING": "latin-1"}
+    for options, shown in (((), r"\U0001f44d"), (("--json",), r'"text": "\ud83d\udc4d')):
+        command = [sys.executable, "-m", "services.cli", "generate", "m", "Why?", *options]
+        said = subprocess.run(command, env=environment, capture_output=True, check=True)
+        assert shown in said.stdout.decode("latin-1")
 
 
 def numbered(count: int) -> list[event_pb2.RecordedEvent]:
