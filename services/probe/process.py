@@ -43,7 +43,7 @@ async def run(settings: Settings) -> None:
     server.add(SERVICE_NAME, probe_service_pb2_grpc.add_ProbeServiceServicer_to_server, ProbeServicer(latest, reporter))
     config_servicer.add(server, "probe", settings.version, settings.options)
     port = await server.start(address)
-    stop = _stop_signal()
+    stop = stop_signal()
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(run()) for run in (loop.run, reporter.run, *machine.tasks)]
         if machine.alarms is not None:
@@ -82,11 +82,14 @@ def _loop(
     )
 
 
-def _stop_signal() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set."""
-    stop = asyncio.Event()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        try:
+            loop.add_signal_handler(number, stop.set)
+        except NotImplementedError:  # Windows' event loops know no signals.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
     return stop
 
 

@@ -158,3 +158,26 @@ async def test_what_keeps_a_probe_from_starting_is_one_line_and_exit_1(tmp_path:
         # gRPC's core says of a taken port what it thinks, before.
         assert message in errors.splitlines()[-1]
         assert "Traceback" not in errors
+
+
+_WITHOUT_SIGNALS = """
+import asyncio, signal
+from services.probe.process import stop_signal
+
+class Loop(asyncio.SelectorEventLoop):
+    def add_signal_handler(self, *_):
+        raise NotImplementedError
+
+async def stopped():
+    stop = stop_signal()
+    signal.raise_signal(signal.SIGTERM)
+    await stop.wait()
+
+with asyncio.Runner(loop_factory=Loop) as runner:
+    runner.run(stopped())
+"""
+
+
+def test_a_signal_stops_a_probe_whose_event_loop_knows_none_as_on_windows() -> None:
+    ended = subprocess.run([sys.executable, "-c", _WITHOUT_SIGNALS], capture_output=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
