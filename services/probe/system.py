@@ -48,7 +48,7 @@ class SystemSampler:
             taken_at=memory.taken_at,
             cpu_pct=guard("cpu", psutil.cpu_percent),
             logical_cores=self._logical_cores,
-            load_1m=guard("load", lambda: os.getloadavg()[0]),
+            load_1m=guard("load", _load_1m),
             temperature_celsius=self._temperature_celsius(),
             memory=memory,
         )
@@ -77,6 +77,11 @@ class SystemSampler:
             )
         self._readings_until_slow_part -= 1
         return self._slow_part
+
+
+def _load_1m() -> float | None:
+    """The load average, None where the OS keeps none: psutil's own of Windows says 0 at first, and counts otherwise."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def _temperature_celsius() -> float | None:

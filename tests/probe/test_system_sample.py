@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +28,16 @@ def test_this_machine_has_cores_a_disk_and_a_loopback_interface(tmp_path: Path) 
     assert loopback.kind == node_pb2.INTERFACE_KIND_LOOPBACK
     assert not loopback.HasField("speed_bits_per_second")
     assert not sample.HasField("gpu_pct")
+    assert not failures.counts
+
+
+def test_a_system_that_keeps_no_load_average_has_none_and_nothing_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "getloadavg")
+    failures = Failures()
+    sample = SystemSampler(tmp_path, Path("/"), failures).read(node_pb2.MemorySample())
+    assert not sample.HasField("load_1m")
     assert not failures.counts
 
 
