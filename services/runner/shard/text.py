@@ -21,8 +21,9 @@ from tokenizers import Tokenizer
 
 from ullage.v1 import runner_service_pb2
 
-CHARACTER_TOKENS_MAX: Final = 4
-"""A character of UTF-8 has at most four bytes, each at worst a token: what is broken after these stays so."""
+BROKEN_TOKENS_MAX: Final = 16
+"""So many tokens without a whole character are no text. A character has four bytes at most, each at worst a token, and
+bytes that are none may come before it."""
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -98,29 +99,31 @@ class Detokenizer:
     """The text of one answer, token by token.
 
     A token's text may depend on the one before it, so each is decoded together with the last ones that gave
-    text, and what these give alone is taken off.
+    text, and what these give alone is taken off. What is broken at the end may yet become a character.
     """
 
     def __init__(self, text: Text, before: Sequence[int] = ()) -> None:
         """`before` are tokens the answer continues, if it does."""
         self._text = text
-        self._given = list(before)
+        self._before = list(before)
         self._pending: list[int] = []
+        self._shown = 0
+        """Characters of the pending tokens that were given out: a token may end in the middle of the next one."""
 
     def add(self, token: int) -> str:
         """The text that became certain with `token`; may be empty."""
         self._pending.append(token)
-        before = self._text.decode(self._given)
-        whole = self._text.decode(self._given + self._pending)
-        if whole.endswith(REPLACEMENT) and len(self._pending) < CHARACTER_TOKENS_MAX:
-            return ""
-        if len(whole) > len(before):
-            self._given, self._pending = self._pending, []
-            return whole[len(before) :]
-        if len(self._pending) >= CHARACTER_TOKENS_MAX:
+        is_full = len(self._pending) >= BROKEN_TOKENS_MAX
+        whole = self._text.decode(self._before + self._pending)
+        certain = whole if is_full else whole.rstrip(REPLACEMENT)
+        given = certain[len(self._text.decode(self._before)) + self._shown :]
+        self._shown += len(given)
+        if self._shown and certain == whole:
+            self._before, self._pending, self._shown = self._pending, [], 0
+        elif is_full:
             # Special tokens only: they have no text, and never will.
             self._pending.clear()
-        return ""
+        return given
 
 
 class StopStrings:

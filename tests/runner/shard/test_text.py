@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,28 @@ def test_half_a_character_at_the_end_is_never_given(text: Text) -> None:
     detokenizer = Detokenizer(text)
     pieces = [detokenizer.add(token) for token in text.encode("a🛶")[:-1]]
     assert "".join(pieces) == "a"
+
+
+def test_a_character_is_whole_after_a_special_token_and_after_bytes_that_are_none(text: Text) -> None:
+    canoe = text.encode("🛶")
+    for before, shown in ([tiny_configs.END] * 3, ""), (canoe[:1], "\N{REPLACEMENT CHARACTER}"):
+        detokenizer = Detokenizer(text)
+        assert "".join(detokenizer.add(token) for token in before + canoe) == f"{shown}🛶"
+
+
+def test_the_pieces_are_the_text_of_all_tokens_whatever_these_are(text: Text) -> None:
+    chance = random.Random(7)  # noqa: S311 - no secret
+    for _ in range(300):
+        tokens = [
+            token
+            for _ in range(8)
+            for token in chance.choice([text.encode("🛶é"), [chance.randrange(256)], [tiny_configs.END]])
+        ]
+        detokenizer = Detokenizer(text)
+        given = "".join(detokenizer.add(token) for token in tokens)
+        whole = text.decode(tokens)
+        assert whole.startswith(given)
+        assert not whole[len(given) :].strip("\N{REPLACEMENT CHARACTER}")
 
 
 def test_special_tokens_have_no_text(text: Text) -> None:
