@@ -24,6 +24,9 @@ from ullage.v1 import runner_service_pb2
 BROKEN_TOKENS_MAX: Final = 16
 """So many tokens without a whole character are no text. A character has four bytes at most, each at worst a token, and
 bytes that are none may come before it."""
+ROLES: Final = ("system", "user", "assistant")
+"""Whose a chat's messages may be. Templates write any other word into the prompt, where no model has learnt it."""
+
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -76,9 +79,13 @@ class Text:
         return tokens
 
     def encode_chat(self, messages: Sequence[runner_service_pb2.ChatMessage]) -> list[int]:
-        """The tokens of a conversation, ready for the assistant's turn. Raises TextError without a usable template."""
+        """The tokens of a conversation, ready for the assistant's turn. Raises TextError without a usable template,
+        and for a role that is none."""
         if self._template is None:
             raise TextError(f"{self._no_template}: send the prompt as text")
+        for message in messages:
+            if message.role not in ROLES:
+                raise TextError(f"{message.role!r} is no role: write {', '.join(ROLES[:-1])} or {ROLES[-1]}")
         turns = [{"role": message.role, "content": message.content} for message in messages]
         try:
             rendered = self._template.render(messages=turns, add_generation_prompt=True, **self._specials)

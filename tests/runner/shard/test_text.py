@@ -83,6 +83,12 @@ def test_a_conversation_goes_through_the_template(text: Text) -> None:
     assert tokens == [user, *text.encode("hi"), tiny_configs.END, assistant]
 
 
+@pytest.mark.parametrize("role", ["", "User", "wizard"])
+def test_a_role_that_is_none_is_refused(role: str, text: Text) -> None:
+    with pytest.raises(TextError, match=f"'{role}' is no role: write system, user or assistant"):
+        text.encode_chat([runner_service_pb2.ChatMessage(role=role, content="hi")])
+
+
 def test_the_end_of_an_answer_is_what_the_files_say(text: Text) -> None:
     assert text.end_ids == {tiny_configs.END}
 
