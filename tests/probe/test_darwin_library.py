@@ -120,6 +120,14 @@ def test_beside_a_copy_sysctl_says_what_can_be_had_now() -> None:
     assert after.source == node_pb2.MEMORY_SOURCE_SYSCTL
 
 
+def test_a_translated_process_counts_the_kernels_pages_and_not_its_own() -> None:
+    numbers = NUMBERS | counts(pages()) | {sysctl.PAGE_SIZE: (4096).to_bytes(8, "little")}
+    sampler = DarwinSampler(library(LibSystem(packed(pages(), PAGE), numbers)), Silent(), Silent())
+    assert [sampler.read().ram_available_bytes for _ in range(2)] == [553157 * PAGE] * 2  # The second is a copy.
+    deaf = DarwinSampler(library(LibSystem(b"", numbers, least=5000)), Silent(), Silent())
+    assert deaf.read().ram_available_bytes == 553157 * PAGE
+
+
 def test_a_copy_without_sysctls_counts_is_the_best_there_is() -> None:
     sampler = DarwinSampler(library(LibSystem(packed(pages(), PAGE), NUMBERS)), Silent(), Silent())
     assert [sampler.read().ram_available_bytes for _ in range(2)] == [553157 * PAGE] * 2

@@ -91,7 +91,8 @@ class HostStatistics:
         self._count = ctypes.c_uint32()
         page_size = ctypes.c_size_t()
         library.host_page_size(self._host, ctypes.byref(page_size))
-        self._page_size_bytes = page_size.value
+        self.page_size_bytes = page_size.value
+        """Of the pages that the kernel counts, also where this process is translated (Rosetta) and has smaller ones."""
         self._answer = b""
 
     def read(self) -> Told:
@@ -102,7 +103,7 @@ class HostStatistics:
         if code != 0:
             raise OSError(code, f"host_statistics64 answers {code}")
         before, self._answer = self._answer, bytes(self._buffer)
-        pages = parse(self._answer, self._count.value, self._page_size_bytes)
+        pages = parse(self._answer, self._count.value, self.page_size_bytes)
         if pages is None:
             raise ValueError(f"host_statistics64 gave {self._count.value} integers that do not agree")
         return Told(pages, self._answer == before)

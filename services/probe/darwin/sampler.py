@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from services.probe.darwin import sysctl
 from services.probe.darwin.estimator import device_limit_bytes
 from services.probe.darwin.host_statistics import HostStatistics
-from services.probe.darwin.pages import freshened, from_counts
+from services.probe.darwin.pages import PAGE_SIZES, freshened, from_counts
 from services.probe.darwin.sysctl import Swap, Sysctl
 from services.probe.failures import Failures
 from services.probe.reading import Darwin, Pages, Reading, bounded
@@ -150,4 +150,7 @@ class Library:
         """What there is to say now."""
         told = self._failures.guard("host_statistics64", self._statistics.read)
         numbers, swap = self._sysctl.numbers(), self._sysctl.swap()
+        if self._statistics.page_size_bytes in PAGE_SIZES:
+            # sysctl tells this process's own instead, and counts the kernel's.
+            numbers[sysctl.PAGE_SIZE] = self._statistics.page_size_bytes
         return Seen(numbers, swap) if told is None else Seen(numbers, swap, told.pages, told.is_copy)
