@@ -80,7 +80,8 @@ class Text:
 
     def encode_chat(self, messages: Sequence[runner_service_pb2.ChatMessage]) -> list[int]:
         """The tokens of a conversation, ready for the assistant's turn. Raises TextError without a usable template,
-        and for a role that is none."""
+        and for a role that is none.
+        """
         if self._template is None:
             raise TextError(f"{self._no_template}: send the prompt as text")
         for message in messages:
