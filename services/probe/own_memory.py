@@ -30,7 +30,14 @@ def is_shard(pid: int) -> bool:
 class OwnMemory:
     """Knows which processes are shards, and what they hold."""
 
-    def __init__(self, state_dir: Path, *, is_own: Callable[[int], bool] = is_shard) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        is_own: Callable[[int], bool] = is_shard,
+        process: Callable[[int], psutil.Process] = psutil.Process,
+    ) -> None:
+        self._process = process
         self._folder = state_dir / FOLDER_NAME
         self._is_own = is_own
         self._shards: dict[str, psutil.Process] = {}
@@ -41,8 +48,8 @@ class OwnMemory:
     def read(self) -> int | None:
         """Resident bytes of all shards that run, 0 where there are none; None where no runner ever kept a folder."""
         names = self._listed()
-        if not names:
-            return None if names is None else 0
+        if names is None:
+            return None
         self._shards = {name: shard for name in names if (shard := self._shard(name)) is not None}
         self._strangers.intersection_update(names)
         return sum(self._resident_bytes(name) for name in names if name in self._shards)
@@ -64,7 +71,7 @@ class OwnMemory:
             return self._shards.get(name)
         if self._is_own(int(name)):
             try:
-                return psutil.Process(int(name))
+                return self._process(int(name))
             except psutil.Error:
                 return None
         self._strangers.add(name)
@@ -73,5 +80,10 @@ class OwnMemory:
     def _resident_bytes(self, name: str) -> int:
         try:
             return int(self._shards[name].memory_info().rss)
+        except psutil.NoSuchProcess:
+            # As long as its file stays behind, whoever gets the number next is a stranger.
+            del self._shards[name]
+            self._strangers.add(name)
+            return 0
         except psutil.Error:
             return 0

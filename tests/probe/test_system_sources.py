@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import pytest
 
 from services.probe import bandwidth
@@ -311,6 +312,33 @@ async def test_the_memory_of_the_processes_in_the_folder_is_the_nodes_own(tmp_pa
         process.kill()
         await process.wait()
     assert own.read() == 0
+
+
+class Numbered:
+    """A number that a shard had, and somebody else has now."""
+
+    def __init__(self) -> None:
+        self.is_gone = False
+
+    def memory_info(self) -> Figures:
+        if self.is_gone:
+            raise psutil.NoSuchProcess(77)
+        return Figures(rss=4096)
+
+
+def test_whoever_gets_the_number_of_a_shard_that_died_is_no_shard(tmp_path: Path) -> None:
+    put(tmp_path / "shards/77", "")
+    process = Numbered()
+    own = OwnMemory(tmp_path, is_own=lambda _: True, process=lambda _: cast("psutil.Process", process))
+    assert own.read() == 4096
+    process.is_gone = True
+    assert own.read() == 0
+    process.is_gone = False
+    assert [own.read() for _ in range(20)] == [0] * 20
+    (tmp_path / "shards/77").unlink()
+    assert [own.read() for _ in range(8)] == [0] * 8
+    put(tmp_path / "shards/77", "")  # The runner has cleared the folder, and started one under this number again.
+    assert [own.read() for _ in range(8)][-1] == 4096
 
 
 def test_a_process_that_is_none_is_no_shard() -> None:
