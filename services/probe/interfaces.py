@@ -66,6 +66,8 @@ def kind(name: str, root: Path) -> node_pb2.InterfaceKind.ValueType:
     folder = root / "sys/class/net" / name
     if (folder / "wireless").exists():
         return node_pb2.INTERFACE_KIND_WIFI
+    if (folder / "tun_flags").exists():  # Those of a program's that carry whole Ethernet frames have its type.
+        return node_pb2.INTERFACE_KIND_TUNNEL
     try:
         if (folder / "type").read_text(encoding="ascii", errors="replace").strip() in _TUNNEL_TYPES:
             return node_pb2.INTERFACE_KIND_TUNNEL

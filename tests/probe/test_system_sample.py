@@ -78,6 +78,14 @@ def test_linux_says_which_interfaces_are_wireless(tmp_path: Path) -> None:
     assert kind("eth1", tmp_path) == node_pb2.INTERFACE_KIND_WIFI
 
 
+def test_a_programs_interface_is_a_tunnel_whatever_it_carries_and_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/class/net/ztks54inm2"
+    folder.mkdir(parents=True)
+    (folder / "type").write_text("1\n")  # Ethernet
+    (folder / "tun_flags").write_text("0x1002\n")
+    assert kind("ztks54inm2", tmp_path) == node_pb2.INTERFACE_KIND_TUNNEL
+
+
 def test_psutil_gives_a_reading_within_its_bounds() -> None:
     failures = Failures()
     reading = PsutilSampler(failures).read()
