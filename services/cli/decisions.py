@@ -32,7 +32,7 @@ def budgets(nodes: Iterable[model_pb2.NodeBudget]) -> Table:
     sizes = ("TOTAL", "AVAILABLE", "PROMISED", "OVERHEAD", "DEVICE LIMIT", "BUDGET")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("NODE", "LEVEL", "FACTOR", *sizes, "LAYERS MAX", "LAYERS"):
-        table.add_column(column, justify="left" if column in {"NODE", "LEVEL"} else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in {"NODE", "LEVEL"} else "right", overflow="fold")
     for node in nodes:
         table.add_row(
             _name(node),

@@ -48,7 +48,7 @@ def size(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("KIND", "EVENTS", "BYTES"):
-        table.add_column(column, justify="left" if column == "KIND" else "right")
+        table.add_column(column, justify="left" if column == "KIND" else "right", overflow="fold")
     for kind in answer.kinds:
         table.add_row(kind.kind, str(kind.events), bytes_text(kind.payload_bytes))
     out = console()

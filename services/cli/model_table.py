@@ -19,7 +19,7 @@ def _table(columns: dict[str, bool]) -> Table:
     """A table of these columns, those of value True flushed right."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, right in columns.items():
-        table.add_column(column, justify="right" if right else "left", no_wrap=True)
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
     return table
 
 

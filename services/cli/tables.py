@@ -31,7 +31,7 @@ _GPU_UNITS: Final = {"usage_pct": "%", "temperature_celsius": "°C", "power_watt
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
 
 
