@@ -93,6 +93,8 @@ def _running(master: Master, typed: str) -> tuple[model_pb2.Instance, str]:
     if not instances:
         advice = f"place it with `ullage place {typed}`, or see `ullage status`"
         raise CommandError(f"nothing called {typed!r} is placed: {advice}", ExitCode.NOT_FOUND, reason="NOT_RUNNING")
+    # The newest last: the state has them by their ids.
+    instances = sorted(instances, key=lambda one: one.placed_at_sequence)
     running = [one for one in instances if one.state == model_pb2.INSTANCE_STATE_RUNNING]
     if not running:
         raise CommandError(_nothing_runs(typed, instances[-1]), ExitCode.NOT_FOUND, reason="NOT_RUNNING")

@@ -10,7 +10,7 @@ import typer
 from services.cli import connection, names, tables
 from services.cli.connection import CALL_SECONDS_MAX, Master
 from services.cli.failure import CommandError, ExitCode
-from services.cli.output import JsonOption, console, print_json
+from services.cli.output import JsonOption, console, errors_console, print_json
 from ullage.v1 import event_service_pb2, model_pb2, placement_service_pb2
 
 
@@ -46,6 +46,8 @@ def _chosen(master: Master, typed: str | None, model_id: str | None) -> list[str
         return [names.find_instance(state.instances, typed).instance_id]
     gone = {model_pb2.INSTANCE_STATE_RELEASED, model_pb2.INSTANCE_STATE_RELEASING}
     of_model = [one for one in state.instances if one.spec.model_id == model_id and one.state not in gone]
-    if not of_model:
+    if not of_model and any(one.spec.model_id == model_id for one in state.instances):
+        errors_console().print(f"every instance of {model_id} is released already", markup=False)
+    elif not of_model:
         raise CommandError(f"no instance of {model_id!r} is placed: see `ullage status`", ExitCode.NOT_FOUND)
     return [one.instance_id for one in of_model]

@@ -188,6 +188,15 @@ def test_release_takes_every_instance_of_a_model(ullage: Ullage, master: CannedM
     assert master.released == ["i-123", "i-456"]
 
 
+def test_releasing_a_model_twice_is_no_error(ullage: Ullage, master: CannedMaster) -> None:
+    master.state.instances.append(instance("i-1", model_pb2.INSTANCE_STATE_RELEASED, model_pb2.SHARD_PHASE_UNLOADED))
+    said = ullage("release", "--model", "m", "--json")
+    assert (said.code, said.out, said.err) == (0, "", "every instance of m is released already\n")
+    said = ullage("release", "--model", "other")
+    assert (said.code, said.out) == (4, "")
+    assert "no instance of 'other' is placed: see `ullage status`" in said.err
+
+
 def test_release_needs_an_instance_or_a_model(ullage: Ullage) -> None:
     assert ullage("release").code == 2
     assert ullage("release", "i-999").code == 4
@@ -270,6 +279,22 @@ def test_generate_says_why_what_was_placed_does_not_run(ullage: Ullage, master: 
     master.state.instances.append(failed)
     said = ullage("generate", "m", "Why?")
     assert f"no instance of 'm' is running (i-123 is FAILED, because {failed.failure}): place it" in said.err
+
+
+def test_generate_asks_and_speaks_of_what_was_placed_last(
+    ullage: Ullage, runner: CannedRunner, master: CannedMaster
+) -> None:
+    # The state has them by their ids.
+    master.state.instances.extend([RUNNING, RUNNING])
+    for one, (instance_id, sequence) in zip(
+        master.state.instances, [("i-100", 7), ("i-123", 9), ("i-456", 5)], strict=True
+    ):
+        one.instance_id, one.placed_at_sequence = instance_id, sequence
+    ullage("generate", "m", "Why?")
+    assert runner.requests[0].instance_id == "i-123"
+    for one in master.state.instances:
+        one.state = model_pb2.INSTANCE_STATE_FAILED
+    assert "(i-123 is FAILED)" in ullage("generate", "m", "Why?").err
 
 
 def test_generate_asks_no_model_that_was_not_meant(ullage: Ullage, runner: CannedRunner, master: CannedMaster) -> None:
