@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -32,7 +33,7 @@ from services.cli import (
     why,
 )
 from services.cli.failure import CommandError, ExitCode
-from services.cli.output import JSON_FLAG
+from services.cli.output import JSON_FLAG, JsonOption
 
 app = typer.Typer(
     name="ullage",
@@ -44,9 +45,13 @@ app = typer.Typer(
 )
 
 
-def version() -> None:
-    """Print the version."""
-    print(importlib.metadata.version("ullage"))
+def version(*, as_json: JsonOption = False) -> None:
+    """Print the version.
+
+    Example: `ullage version`
+    """
+    said = importlib.metadata.version("ullage")
+    print(json.dumps({"version": said}) if as_json else said)
 
 
 def _print_version(asked: bool) -> None:

@@ -162,6 +162,7 @@ def backup(
     *,
     log: offline.LogOption = None,
     master: connection.MasterOption = connection.DEFAULT_MASTER,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a consistent copy of the log, of a running master or of a file: a log itself.
 
@@ -170,7 +171,11 @@ def backup(
     with _written(path) as file, offline.master_or_log(master, log) as there:
         for piece in there.log.BackUpLog(log_service_pb2.BackUpLogRequest(), timeout=WORK_SECONDS_MAX):
             file.write(piece.content)
-    console().print(f"{bytes_text(path.stat().st_size)} in {path}", markup=False)
+    size_bytes = path.stat().st_size
+    if as_json:
+        print(json.dumps({"file": str(path), "bytes": size_bytes}), flush=True)
+    else:
+        console().print(f"{bytes_text(size_bytes)} in {path}", markup=False)
 
 
 @app.command()
@@ -207,6 +212,7 @@ def import_(
     path: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="What export wrote.")],
     *,
     log: Annotated[Path, typer.Option("--log", metavar="FILE", help="The log to make; nothing may be there.")],
+    as_json: JsonOption = False,
 ) -> None:
     """Make a log of exported events, with their sequences, times and sources.
 
@@ -215,7 +221,10 @@ def import_(
     said = _service("services.master.log_import", str(path), str(log))
     if said.returncode:
         raise CommandError(said.stderr.strip().splitlines()[-1])
-    console().print(f"{log} holds events up to {said.stdout.strip()}", markup=False)
+    if as_json:
+        print(json.dumps({"log": str(log), "head_sequence": int(said.stdout)}), flush=True)
+    else:
+        console().print(f"{log} holds events up to {said.stdout.strip()}", markup=False)
 
 
 @contextmanager

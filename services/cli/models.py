@@ -97,7 +97,10 @@ def _print_added(prepared: Prepared, *, registered: bool) -> None:
 
 @app.command(name="list")
 def list_(*, master: connection.MasterOption = connection.DEFAULT_MASTER, as_json: JsonOption = False) -> None:
-    """Show the models the cluster knows."""
+    """Show the models the cluster knows.
+
+    Example: `ullage models list`
+    """
     with connection.master_at(master) as there:
         known = _all(there)
     if as_json:
@@ -130,7 +133,10 @@ def show(
     master: connection.MasterOption = connection.DEFAULT_MASTER,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each part of a model weighs, and what a context takes besides."""
+    """Show what each part of a model weighs, and what a context takes besides.
+
+    Example: `ullage models show smollm2-135m --context 8192`
+    """
     with connection.master_at(master) as there:
         request = model_service_pb2.GetModelRequest(model_id=model)
         found = there.models.GetModel(request, timeout=CALL_SECONDS_MAX).model
@@ -158,7 +164,10 @@ def remove(
     master: connection.MasterOption = connection.DEFAULT_MASTER,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the cluster forget a model; its folders stay unless --files is given."""
+    """Make the cluster forget a model; its folders stay unless --files is given.
+
+    Example: `ullage models remove smollm2-135m --files`
+    """
     with connection.master_at(master) as there:
         forgotten = _forget(there, model, must_be_known=not files)
     removed = files and model_store.remove(models_dir or model_store.default_models_dir(), model)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.cli import connection, local_node
-from services.cli.output import console
+from services.cli.output import JsonOption, console
 from services.cli.processes import Processes, run_until_asked_to_stop
 
 
@@ -33,10 +34,12 @@ def node(
     ] = "127.0.0.1:50501",
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on more than loopback, without TLS.")] = False,
     verbose: local_node.VerboseOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Start this machine's probe and runner; Ctrl-C stops both.
 
     They wait for the master when it is away. Other nodes must reach the runner: give it the address they know.
+    With --json the first line on stdout tells that both listen, and where.
 
     Example: `ullage node --master 192.168.1.10:50500 --listen 192.168.1.11:50502 --insecure`
     """
@@ -52,11 +55,14 @@ def node(
         advertise=advertise,
         insecure=insecure,
     )
-    run_until_asked_to_stop(_run(here, verbose=verbose))
+    run_until_asked_to_stop(_run(here, verbose=verbose, as_json=as_json))
 
 
-async def _run(here: local_node.LocalNode, *, verbose: bool) -> None:
+async def _run(here: local_node.LocalNode, *, verbose: bool, as_json: bool) -> None:
     async with Processes(verbose=verbose) as processes:
         probe, runner = await processes.start(here.services())
-        console().print(f"probe at {probe}, runner at {runner}, master at {here.master}; Ctrl-C stops them")
+        if as_json:
+            print(json.dumps({"probe": probe, "runner": runner, "master": here.master}), flush=True)
+        else:
+            console().print(f"probe at {probe}, runner at {runner}, master at {here.master}; Ctrl-C stops them")
         await processes.watch()

@@ -20,7 +20,7 @@ from rich.text import Text
 from services.cli import connection, offline, tables
 from services.cli.connection import CALL_SECONDS_MAX, Master
 from services.cli.failure import CommandError, ExitCode
-from services.cli.output import console
+from services.cli.output import JsonOption, console, print_json
 from services.cli.why import DECIDE_SECONDS_MAX
 from ullage.v1 import event_service_pb2, model_pb2, state_pb2
 
@@ -58,8 +58,11 @@ def replay(
     speed: Annotated[float, typer.Option(min=0.01, help="So many seconds of the past in one.")] = 10.0,
     log: offline.LogOption = None,
     master: connection.MasterOption = connection.DEFAULT_MASTER,
+    as_json: JsonOption = False,
 ) -> None:
     """Watch the past move. Space stops it, the arrows go back and on, q ends it.
+
+    With --json each state on the way is one line.
 
     Example: `ullage replay --log events.db --speed 60`
     """
@@ -73,6 +76,10 @@ def replay(
             raise CommandError(
                 "the master's clock was set back in between: give --from a sequence after that, or --to one before it"
             )
+        if as_json:
+            for at_ns in _moments(_Keys(None), begin_ns, end_ns, speed):
+                print_json(_state(there, at_ns), one_line=True)
+            return
         with _keys() as keys, Live(console=console(), auto_refresh=False) as live:
             for at_ns in _moments(keys, begin_ns, end_ns, speed):
                 live.update(_frame(_state(there, at_ns), begin_ns, end_ns, at_ns), refresh=True)

@@ -34,6 +34,8 @@ def test_the_version_is_told_where_people_look_for_it(capsys: pytest.CaptureFixt
     for asked in (["--version"], ["version"]):
         assert run(asked) == 0
         assert capsys.readouterr().out == f"{importlib.metadata.version('ullage')}\n"
+    assert run(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": importlib.metadata.version("ullage")}
 
 
 def test_status_shows_what_each_node_can_give_and_what_its_shards_hold(ullage: Ullage, master: CannedMaster) -> None:

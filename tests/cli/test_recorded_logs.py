@@ -101,9 +101,21 @@ def test_an_exported_log_is_imported_with_its_sequences_and_its_state(
     said: Ullage, address: str, tmp_path: Path
 ) -> None:
     said("log", "export", "--master", address, str(tmp_path / "events.bin"))
-    said("log", "import", str(tmp_path / "events.bin"), "--log", str(tmp_path / "imported.db"))
+    imported = said("log", "import", str(tmp_path / "events.bin"), "--log", str(tmp_path / "imported.db"), "--json")
+    assert json.loads(imported) == {"log": str(tmp_path / "imported.db"), "head_sequence": HEAD}
     answer = json.loads(said("state", "--log", str(tmp_path / "imported.db"), "--json"))
     assert answer["state_hash"] == STATE_HASH
+
+
+def test_a_replay_is_a_state_a_line_for_programs(said: Ullage, address: str) -> None:
+    lines = said("replay", "--master", address, "--speed", "1e9", "--json").splitlines()
+    assert [int(json.loads(line)["sequence"]) for line in lines] == [1, HEAD]
+
+
+def test_a_backup_says_where_it_is_for_programs(said: Ullage, address: str, tmp_path: Path) -> None:
+    path = tmp_path / "backup.db"
+    body = json.loads(said("log", "backup", "--master", address, str(path), "--json"))
+    assert body == {"file": str(path), "bytes": path.stat().st_size}
 
 
 def test_what_changed_is_told_as_facts_and_as_state(said: Ullage, address: str) -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -48,6 +49,23 @@ def said(tree: ast.AST) -> Iterator[str]:
 def known() -> set[str]:
     apps = (ullage, master, probe, runner)
     return OTHERS.union(*(options(typer.main.get_command(app)) for app in apps))
+
+
+def commands(command: object, name: str = "ullage") -> Iterator[tuple[str, Any]]:
+    """Every command there is to type, by what is typed for it."""
+    below = getattr(command, "commands", {})
+    if not below:
+        yield name, command
+    for word, one in below.items():
+        yield from commands(one, f"{name} {word}")
+
+
+@pytest.mark.parametrize(("name", "command"), [*commands(typer.main.get_command(ullage))])
+def test_every_command_has_an_example_and_prints_json(name: str, command: Any) -> None:
+    if "Its options:" in command.help or name == "ullage doctor":
+        return  # Its own program's.
+    assert re.search(rf"Examples?: `{name}\b", command.help)
+    assert "--json" in set(options(command))
 
 
 @pytest.mark.parametrize(
