@@ -57,6 +57,9 @@ def _events(file: BinaryIO) -> Iterator[event_pb2.RecordedEvent]:
             yield event
             last = event.sequence
     except (DecodeError, ValueError) as error:
+        file.seek(0)
+        if not last and file.read(1) == b"{":
+            raise ImportFailed("it is JSON, in which not all of an event is: export it without --json") from error
         where = f"what follows event {last}" if last else "what it begins with"
         raise ImportFailed(f"{where} is no whole event; export it once more from where it came from") from error
 
