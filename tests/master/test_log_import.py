@@ -55,7 +55,7 @@ def test_where_events_are_missing_the_log_says_so(tmp_path: Path) -> None:
         (lambda content: content + b"\x7f\x01", "what follows event 3 is no whole event"),
         (lambda content: b"\xff" * 20 + content, "what it begins with is no whole event"),
         (lambda content: content + content, "event 1 follows event 3"),
-        (lambda _: b'{"sequence": "1", "fact": {}}\n', "it is JSON, in which not all of an event is: export it without"),
+        (lambda _: b'{"sequence": "1", "fact": {}}\n', "it is JSON, in which not all of an event is: export it"),
     ],
 )
 def test_events_that_were_cut_short_or_spoilt_make_no_log(spoil, reason: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # a lambda has no types
