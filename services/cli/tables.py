@@ -9,21 +9,10 @@ from google.protobuf import duration_pb2
 from rich.table import Table
 from rich.text import Text
 
+from services import exclusions
 from services.cli import names
 from services.cli.output import UNKNOWN, bytes_text, known_bytes_text, level_text
 from ullage.v1 import config_service_pb2, model_pb2, node_pb2, state_pb2
-
-_EXCLUSIONS: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
-    model_pb2.EXCLUSION_CRITICAL: "its memory pressure is CRITICAL",
-    model_pb2.EXCLUSION_UNKNOWN_LEVEL: "its memory pressure is unknown",
-    model_pb2.EXCLUSION_NO_MEMORY_READING: "its memory has not been read",
-    model_pb2.EXCLUSION_STALE: "it has not been heard lately",
-    model_pb2.EXCLUSION_NO_RUNNER: "it has no runner",
-    model_pb2.EXCLUSION_REQUESTED: "as asked",
-    model_pb2.EXCLUSION_MODEL_ABSENT: "it does not have the model",
-    model_pb2.EXCLUSION_UNREACHABLE: "other nodes cannot reach it",
-    model_pb2.EXCLUSION_TOO_SMALL: "it has no room for a single layer",
-}
 
 _GPU_UNITS: Final = {"usage_pct": "%", "temperature_celsius": "°C", "power_watts": "W"}
 
@@ -191,7 +180,7 @@ def _parts(size: model_pb2.ShardBytes) -> tuple[int, ...]:
 def left_out(decided: model_pb2.Placement) -> list[str]:
     """A line for each node that could not be used, with the reason."""
     return [
-        f"{_budget_name(budget)} is left out: {_EXCLUSIONS.get(budget.exclusion, UNKNOWN)}"
+        f"{_budget_name(budget)} is left out: {exclusions.words(budget.exclusion)}"
         for budget in decided.nodes
         if budget.HasField("exclusion")
     ]

@@ -114,10 +114,10 @@ def test_x9_three_nodes_three_reasons() -> None:
         (Node("a", 9, UNKNOWN), False, "UNKNOWN_LEVEL", "its pressure level is unknown"),
         (Node("a", None), False, "NO_MEMORY_READING", "no memory reading"),
         (Node("a", 9, read=False), False, "NO_MEMORY_READING", "no memory reading"),
-        (Node("a", 9), True, "STALE", "silent: its probe or its runner has not been heard of late"),
+        (Node("a", 9), True, "STALE", "silent, its probe or its runner has not been heard of late"),
         (Node("a", 9, runner=False), False, "NO_RUNNER", "no runner has announced itself there"),
         (Node("a", 9, models=("other",)), False, "MODEL_ABSENT", "run `ullage models add` there"),
-        (Node("a", 9, CRITICAL), True, "STALE", "silent: its probe or its runner has not been heard of late"),
+        (Node("a", 9, CRITICAL), True, "STALE", "silent, its probe or its runner has not been heard of late"),
         (Node("a", 9, runner=False), True, "NO_RUNNER", "no runner has announced itself there"),
     ],
 )

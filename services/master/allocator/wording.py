@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from services import exclusions
 from services.master.allocator.budget import Budget
 from services.master.allocator.naming import counted
 from ullage.v1 import model_pb2, node_pb2
 
 _GIB: Final = 1024**3
 _MIB: Final = 1024**2
-
-_EXCLUSIONS: Final[dict[model_pb2.Exclusion.ValueType, str]] = {
-    model_pb2.EXCLUSION_CRITICAL: "its memory pressure is CRITICAL",
-    model_pb2.EXCLUSION_UNKNOWN_LEVEL: "its pressure level is unknown",
-    model_pb2.EXCLUSION_NO_MEMORY_READING: "no memory reading",
-    model_pb2.EXCLUSION_STALE: "silent: its probe or its runner has not been heard of late",
-    model_pb2.EXCLUSION_NO_RUNNER: "no runner has announced itself there",
-    model_pb2.EXCLUSION_REQUESTED: "the request excludes it",
-    model_pb2.EXCLUSION_MODEL_ABSENT: "the model is not on its disk, run `ullage models add` there",
-    model_pb2.EXCLUSION_UNREACHABLE: "the other nodes do not reach it",
-    model_pb2.EXCLUSION_TOO_SMALL: "too small for even one layer",
-}
 
 
 def size(count: int) -> str:
@@ -46,7 +35,7 @@ def size_at_least(count: int) -> str:
 
 def exclusion(reason: model_pb2.Exclusion.ValueType | None) -> str:
     """Why a node was left out."""
-    return "it may be used" if reason is None else _EXCLUSIONS[reason]
+    return "it may be used" if reason is None else exclusions.words(reason)
 
 
 def level(budget: Budget) -> str:
