@@ -118,7 +118,7 @@ def listen_address(address: str, *, insecure: bool) -> str:
     if address.startswith("unix:"):
         return address
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
+    if not separator or not port.isdecimal():
         raise AddressError(f"{address!r} is no address: write HOST:PORT, e.g. 127.0.0.1:50500")
     if insecure or _is_loopback(host.strip("[]")):
         return address

@@ -80,7 +80,7 @@ def test_any_other_address_needs_insecure_said_aloud(address: str) -> None:
     assert rpc.listen_address(address, insecure=True) == address
 
 
-@pytest.mark.parametrize("address", ["", "50500", "127.0.0.1", "127.0.0.1:http"])
+@pytest.mark.parametrize("address", ["", "50500", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:²"])
 def test_what_is_no_address_is_said_to_be_none(address: str) -> None:
     with pytest.raises(rpc.AddressError, match="HOST:PORT"):
         rpc.listen_address(address, insecure=True)

@@ -89,7 +89,7 @@ def _running(master: Master, typed: str) -> tuple[model_pb2.Instance, str]:
     state = master.events.GetState(event_service_pb2.GetStateRequest(), timeout=CALL_SECONDS_MAX).state
     of_model = [one for one in state.instances if one.spec.model_id == typed]
     exact = [one for one in state.instances if one.instance_id == typed]
-    instances = of_model or exact or [one for one in state.instances if one.instance_id.startswith(typed)]
+    instances = of_model or exact or [one for one in state.instances if typed and one.instance_id.startswith(typed)]
     if not instances:
         advice = f"place it with `ullage place {typed}`, or see `ullage status`"
         raise CommandError(f"nothing called {typed!r} is placed: {advice}", ExitCode.NOT_FOUND, reason="NOT_RUNNING")

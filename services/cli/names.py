@@ -49,7 +49,8 @@ def find_instance(instances: Sequence[model_pb2.Instance], typed: str) -> model_
 
 
 def _single(noun: str, typed: str, matches: Iterable[str], known: str) -> str:
-    match list(matches):
+    # Every id begins with nothing, which is a script's variable without a value.
+    match list(matches) if typed else []:
         case [one]:
             return one
         case []:

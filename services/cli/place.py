@@ -119,7 +119,7 @@ def _name_nodes(
     spec.exclude_node_ids.extend(names.find_node_id(state, typed) for typed in exclude)
     for typed in layers:
         node, separator, count = typed.rpartition("=")
-        if not separator or not count.isdigit():
+        if not separator or not count.isdecimal():
             raise CommandError(f"--layers {typed!r}: write NODE=N, e.g. node-1=12", ExitCode.USAGE)
         spec.fixed_layers.add(node_id=names.find_node_id(state, node), layers=int(count))
 

@@ -173,6 +173,13 @@ def test_an_error_of_the_master_keeps_its_words_and_its_reason(ullage: Ullage, m
     assert (said.code, said.err) == (4, "error (UNKNOWN_MODEL): no model is called 'x'\n")
 
 
+@pytest.mark.parametrize("layers", ["node-1", "node-1=", "node-1=-1", "node-1=²"])
+def test_layers_of_a_node_that_are_no_number_are_wrong_usage(ullage: Ullage, layers: str) -> None:
+    said = ullage("place", "m", "--layers", layers)
+    assert said.code == 2
+    assert f"--layers {layers!r}: write NODE=N, e.g. node-1=12" in said.err
+
+
 @pytest.mark.parametrize("context", ["0", "-5", "many"])
 def test_a_context_that_is_no_positive_number_is_wrong_usage(ullage: Ullage, context: str) -> None:
     said = ullage("place", "m", "--context", context)
@@ -307,6 +314,7 @@ def test_generate_asks_no_model_that_was_not_meant(ullage: Ullage, runner: Canne
     assert said.code == 2
     assert "'i' may be any of i-123, i-456: type more of the model's name" in said.err
     assert ullage("generate", "i-1", "Why?").code == 0
+    assert ullage("generate", "", "Why?").code == 4
 
 
 def test_what_came_of_an_answer_ends_its_line_before_the_failure(

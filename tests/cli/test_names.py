@@ -26,6 +26,15 @@ def test_a_beginning_that_two_nodes_share_is_not_guessed() -> None:
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+def test_nothing_stands_for_no_node_and_no_instance() -> None:
+    # What `ullage release "$INSTANCE"` types where nothing set it: the only instance there is was released.
+    running = instance("i-123", model_pb2.INSTANCE_STATE_RUNNING, model_pb2.SHARD_PHASE_RUNNING)
+    with pytest.raises(CommandError, match="no instance is called ''"):
+        find_instance([running], "")
+    with pytest.raises(CommandError, match="no node is called ''"):
+        find_node_id(state_pb2.ClusterState(nodes=[node("cccc-3")]), "")
+
+
 def test_an_instance_goes_by_the_beginning_of_its_id() -> None:
     running = instance("i-123", model_pb2.INSTANCE_STATE_RUNNING, model_pb2.SHARD_PHASE_RUNNING)
     assert find_instance([running], "i-1").instance_id == "i-123"
