@@ -53,6 +53,7 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
+PORT_MAX: Final = 65535
 STATUS_SECONDS: Final = 5.0
 """For the status of a call that has failed."""
 
@@ -120,6 +121,9 @@ def listen_address(address: str, *, insecure: bool) -> str:
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdecimal():
         raise AddressError(f"{address!r} is no address: write HOST:PORT, e.g. 127.0.0.1:50500")
+    if int(port) > PORT_MAX:
+        # gRPC would listen on what is left of it in 16 bits.
+        raise AddressError(f"{address!r} is no address: a port is at most {PORT_MAX}, e.g. 127.0.0.1:50500")
     if insecure or _is_loopback(host.strip("[]")):
         return address
     raise AddressError(

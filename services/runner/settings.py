@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from services import rpc
 from services.config import Setting
 from services.runner.supervisor import DEFAULT_BOUNDS, Bounds
 
@@ -44,6 +45,18 @@ class Settings:
                 f"nobody can dial {self.address}: say --advertise HOST:PORT, as other machines know this one"
             )
 
+        if self.advertise is not None and not _can_be_dialled(self.advertise):
+            raise SettingsError(
+                f"nobody can dial --advertise {self.advertise!r}: write HOST:PORT, as other machines know this one"
+            )
+
     def advertised(self, port: int) -> str:
         """Where others dial this runner, which listens on `port`."""
         return self.advertise or f"{self.address.rpartition(':')[0]}:{port}"
+
+
+def _can_be_dialled(address: str) -> bool:
+    """Whether `address` names one machine and one port, and nothing else: no URL, and no "everywhere"."""
+    host, _, port = address.rpartition(":")
+    is_name = "/" not in host and (":" not in host or host.startswith("["))
+    return is_name and host not in _EVERYWHERE and port.isdecimal() and 0 < int(port) <= rpc.PORT_MAX

@@ -38,3 +38,11 @@ def test_others_dial_where_it_listens_or_what_it_advertises(address: str, advert
 def test_an_address_that_stands_for_all_has_to_be_advertised_as_one(address: str) -> None:
     with pytest.raises(SettingsError, match="say --advertise HOST:PORT"):
         settings(address)
+
+
+@pytest.mark.parametrize(
+    "advertise", ["", "node-a", "node-a:0", "node-a:65536", "0.0.0.0:50502", "http://node-a:50502", "::1", ":50502"]
+)
+def test_what_nobody_can_dial_is_not_advertised(advertise: str) -> None:
+    with pytest.raises(SettingsError, match=f"nobody can dial --advertise '{advertise}': write HOST:PORT"):
+        settings("127.0.0.1:0", advertise)
