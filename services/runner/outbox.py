@@ -5,6 +5,8 @@ Rules this module lives by:
 - While a fact waits to be sent, a newer one about the same thing takes its place: of a shard, only the newest
   status matters. A shard's end is its last status.
 - What waits is bounded: of the requests served while the master is away, the oldest are given up.
+- A master that has less than it once acknowledged has an older copy of its log: it is told the newest again of each
+  thing, or it would wait for ever for what it was told before.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from ullage.v1 import event_pb2, telemetry_service_pb2
+from ullage.v1 import event_pb2, model_pb2, telemetry_service_pb2
 
 HELLO_SEQUENCE: Final = 1
 """The source_sequence of a boot's announcement, which its hello carries; facts are numbered after it."""
@@ -28,6 +30,11 @@ UNACKNOWLEDGED_MAX: Final = 1024
 WAITING_MAX: Final = 10_000
 """Facts that wait: hours of requests with the master away, a few MiB."""
 
+KEPT_MAX: Final = 1000
+"""Things whose newest fact is kept when the master has it: more shards than a copy of a log is behind, some 300 KiB."""
+
+_ENDED: Final = frozenset({model_pb2.SHARD_PHASE_FAILED, model_pb2.SHARD_PHASE_UNLOADED})
+
 log = structlog.get_logger()
 
 
@@ -37,8 +44,11 @@ class Outbox:
     def __init__(self) -> None:
         self._waiting: dict[Hashable, event_pb2.Fact] = {}
         self._unacknowledged: deque[telemetry_service_pb2.Observation] = deque()
+        self._newest: dict[Hashable, event_pb2.Fact] = {}
+        """Of each thing, also once the master has it."""
         self._sent = 0
         self._last_sequence = HELLO_SEQUENCE
+        self._acknowledged_sequence = 0
         self._added = 0
         self.arrived = asyncio.Event()
         """Set when there is something to send."""
@@ -49,11 +59,21 @@ class Outbox:
         subject = _subject(fact)
         if subject is None:
             subject = self._added
+        else:
+            self._keep(subject, fact)
         self._waiting.pop(subject, None)
         self._waiting[subject] = fact
         if len(self._waiting) > WAITING_MAX:
             self._give_up_oldest()
         self.arrived.set()
+
+    def _keep(self, subject: Hashable, fact: event_pb2.Fact) -> None:
+        self._newest.pop(subject, None)
+        self._newest[subject] = fact
+        if len(self._newest) > KEPT_MAX:
+            # A shard that runs may have had nothing to tell for days; one that ended is the first to be forgotten.
+            ended = (kept for kept, said in self._newest.items() if said.shard_status_changed.status.phase in _ENDED)
+            del self._newest[next(ended, next(iter(self._newest)))]
 
     def _give_up_oldest(self) -> None:
         oldest = next((subject for subject in self._waiting if isinstance(subject, int)), next(iter(self._waiting)))
@@ -74,7 +94,11 @@ class Outbox:
         return batch
 
     def acknowledge(self, source_sequence: int) -> None:
-        """Forget what is durable: everything up to `source_sequence`."""
+        """Forget what is durable: everything up to `source_sequence`. Where that was more, tell the newest again."""
+        if source_sequence < self._acknowledged_sequence:
+            log.warning("the master's log is an older one: told again", things=len(self._newest))
+            self._waiting = {**self._newest, **self._waiting}
+        self._acknowledged_sequence = source_sequence
         while self._unacknowledged and self._unacknowledged[0].source_sequence <= source_sequence:
             self._unacknowledged.popleft()
             self._sent = max(0, self._sent - 1)

@@ -18,6 +18,7 @@ def generation(number: int) -> event_pb2.Fact:
 
 LOADING = model_pb2.SHARD_PHASE_LOADING
 RUNNING = model_pb2.SHARD_PHASE_RUNNING
+UNLOADED = model_pb2.SHARD_PHASE_UNLOADED
 
 
 def sequences(outbox: Outbox) -> list[int]:
@@ -115,3 +116,56 @@ def test_when_too_many_wait_the_oldest_generation_is_given_up_and_no_status() ->
 
     assert first.fact.HasField("shard_status_changed")
     assert second.fact.generation_started.generation_id == "1"
+
+
+def phases(outbox: Outbox) -> list[tuple[int, int, model_pb2.ShardPhase.ValueType]]:
+    """Of every shard's status to be sent: its number, the rank and the phase."""
+    said = [(o.source_sequence, o.fact.shard_status_changed.status) for o in outbox.batch()]
+    return [(sequence, status.rank, status.phase) for sequence, status in said]
+
+
+def test_a_master_with_an_older_copy_of_its_log_is_told_the_newest_of_each_shard_again() -> None:
+    outbox = Outbox()
+    for fact in (status(0, LOADING), status(1, LOADING)):
+        outbox.add(fact)
+    assert phases(outbox) == [(2, 0, LOADING), (3, 1, LOADING)]
+    for fact in (status(0, RUNNING), status(1, UNLOADED)):
+        outbox.add(fact)
+    assert phases(outbox) == [(4, 0, RUNNING), (5, 1, UNLOADED)]
+    outbox.acknowledge(5)
+
+    outbox.rewind()
+    outbox.acknowledge(3)
+
+    assert phases(outbox) == [(6, 0, RUNNING), (7, 1, UNLOADED)]
+    outbox.acknowledge(7)
+    outbox.rewind()
+    outbox.acknowledge(7)
+    assert phases(outbox) == []
+
+
+def test_what_waits_of_a_shard_is_newer_than_what_an_older_log_lacks() -> None:
+    outbox = Outbox()
+    outbox.add(status(0, LOADING))
+    outbox.batch()
+    outbox.acknowledge(2)
+    outbox.add(status(0, RUNNING))
+
+    outbox.acknowledge(1)
+
+    assert phases(outbox) == [(3, 0, RUNNING)]
+
+
+def test_of_many_shards_those_that_ended_are_forgotten_before_one_that_runs() -> None:
+    outbox = Outbox()
+    outbox.add(status(0, RUNNING))
+    for rank in range(1, outbox_module.KEPT_MAX + 10):
+        outbox.add(status(rank, UNLOADED))
+    while sent := sequences(outbox):
+        outbox.acknowledge(sent[-1])
+
+    outbox.acknowledge(1)
+
+    told = phases(outbox)
+    assert len(told) == outbox_module.KEPT_MAX
+    assert (0, RUNNING) in [(rank, phase) for _, rank, phase in told]
