@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -16,7 +17,7 @@ from services.master.allocator.problem import STEPS_MAX, Members, Problem
 from services.master.allocator.request import Request
 from services.master.allocator.search import RUNNERS_UP_MAX, solve
 from services.master.allocator.solution import Solution
-from services.master.allocator.survey import Ints, Survey
+from services.master.allocator.survey import Held, Ints, Survey
 from ullage.v1 import model_pb2
 
 _WIDE: Final = frozenset({model_pb2.OBJECTIVE_PROPORTIONAL, model_pb2.OBJECTIVE_THROUGHPUT})
@@ -145,6 +146,24 @@ class Case:
     def seen(self, view: View) -> Case:
         """The same request to the nodes in another light."""
         return replace(self, view=view)
+
+    def with_cut_off(self) -> Case:
+        """The case with the nodes that no others reach among those weighed, for where rooms may be others than now."""
+        return self.seen(replace(self.view, with_cut_off=True))
+
+    def held(self, part: Callable[[Held, bool], int]) -> dict[str, int]:
+        """What each instance but the replaced one holds of the nodes that may be used.
+
+        `part` is what counts of a shard, told whether its node's figures are an operator's.
+        """
+        found: dict[str, int] = {}
+        weighed = set(self.budgets.weighed.tolist())
+        for row in sorted(weighed & self.survey.shards.keys()):
+            for shard in self.survey.shards[row]:
+                held = part(shard, bool(self.survey.overridden[row]))
+                if held and shard.instance_id != self.request.replaced_instance_id:
+                    found[shard.instance_id] = found.get(shard.instance_id, 0) + held
+        return found
 
     def _counted(self, rows: Ints, rooms: Ints) -> bool | None:
         """Whether these nodes hold the model, where that can be found out by counting layers."""
