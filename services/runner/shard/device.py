@@ -6,6 +6,7 @@ and quantised products are ten to a hundred times slower there. On a GPU: the mo
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,14 @@ from services.runner.shard import blas
 WeightChoice = Literal["auto", "float32", "stored"]
 CACHE_BYTES_MAX: Final = 32 * 1024 * 1024
 """Freed buffers MLX may keep for reuse: enough for a step's, little enough for resident bytes to be honest."""
+
+MAPPED_BYTES_MIN: Final = 1 << 20
+"""Buffers from this size on are mapped each by itself, and go back to the system as they are freed. The C library
+raises the bound to 32 MiB by itself, and then caches that are moved when a sequence joins others leave holes that
+nothing fits into, as large as all of them. A lower one costs time: a chunk's activations are below it.
+"""
+
+_M_MMAP_THRESHOLD: Final = -3
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,10 @@ class Device:
 
 
 def this_device() -> Device:
-    """The device MLX uses here. Sets MLX's cache of freed buffers to CACHE_BYTES_MAX."""
+    """The device MLX uses here. Sets MLX's cache of freed buffers to CACHE_BYTES_MAX, and MAPPED_BYTES_MIN."""
     mx.set_cache_limit(CACHE_BYTES_MAX)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
     facts = mx.device_info()
     name: Any = facts.get("device_name")
     limit: Any = facts.get("max_recommended_working_set_size")

@@ -28,12 +28,23 @@ class Batch:
 
     def keep(self, members: Sequence[OneSequence]) -> None:
         """Leave only `members`, in this order."""
-        rows = mx.array([self.members.index(each) for each in members])
-        for cache in self.caches:
-            cache.filter(rows)
-            # At once: the memory of those who leave is given back, whenever those who stay go on.
-            mx.eval(cache.state)
+        rows = [self.members.index(each) for each in members]
+        for layer, cache in enumerate(self.caches):
+            self.caches[layer] = _of_rows(cache, rows)
         self.members = list(members)
+
+    def take_out(self, member: OneSequence) -> Caches:
+        """The caches of `member`, who leaves: layer by layer, so that only one layer's is there twice at a time."""
+        row = self.members.index(member)
+        staying = [place for place in range(len(self.members)) if place != row]
+        taken: Caches = []
+        for layer, cache in enumerate(self.caches):
+            own = cache.extract(row)
+            mx.eval(own.state)
+            taken.append(own)
+            self.caches[layer] = _of_rows(cache, staying) if staying else None
+        self.members.remove(member)
+        return taken
 
     def add(self, members: Sequence[OneSequence]) -> None:
         """Take in `members`, who are alone, after those who are here."""
@@ -103,7 +114,7 @@ class Sequences:
         for each in joining:
             _take_out(each)
         if batch is None:
-            batch = Batch(joining, _merged(joining))
+            batch = Batch(joining, list(_merged(joining)))
         elif joining:
             batch.add(joining)
         for each in joining:
@@ -123,12 +134,9 @@ class Sequences:
 
 def _take_out(sequence: OneSequence) -> None:
     """Give a sequence in a batch caches of its own."""
-    batch = sequence.batch
+    batch, sequence.batch = sequence.batch, None
     if batch is not None:
-        row = batch.members.index(sequence)
-        sequence.caches = [cache.extract(row) for cache in batch.caches]
-        mx.eval([cache.state for cache in sequence.caches])
-        _leave(sequence)
+        sequence.caches = batch.take_out(sequence)
 
 
 def _leave(sequence: OneSequence) -> None:
@@ -142,15 +150,25 @@ def _leave(sequence: OneSequence) -> None:
         batch.members, batch.caches = [], []
 
 
-def _merged(members: Sequence[OneSequence]) -> Caches:
+def _of_rows(cache: Any, rows: Sequence[int]) -> Any:
+    """Of sequences side by side those of `rows`, in this order. What `cache` holds of the others is given back."""
+    if hasattr(cache, "max_size"):
+        # The runtime's own way leaves room for the longest who was ever there, up to the window, whatever the context.
+        apart = [cache.extract(row) for row in rows]
+        kept = type(apart[0]).merge(apart)
+    else:
+        cache.filter(mx.array(list(rows)))
+        kept = cache
+    # At once: the memory of those who leave is given back, whenever those who stay go on.
+    mx.eval(kept.state)
+    return kept
+
+
+def _merged(members: Sequence[OneSequence]) -> Iterator[Any]:
     """The caches of `members` side by side, layer by layer, so that only one layer's is there twice at a time."""
-
-    def merged() -> Iterator[Any]:
-        for layer, first in enumerate(members[0].caches):
-            side_by_side = type(first).merge([each.caches[layer] for each in members])
-            mx.eval(side_by_side.state)
-            for each in members:
-                each.caches[layer] = None
-            yield side_by_side
-
-    return list(merged())
+    for layer, first in enumerate(members[0].caches):
+        side_by_side = type(first).merge([each.caches[layer] for each in members])
+        mx.eval(side_by_side.state)
+        for each in members:
+            each.caches[layer] = None
+        yield side_by_side

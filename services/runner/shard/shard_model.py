@@ -22,6 +22,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from services.runner.shard import architecture
 from services.runner.shard.architecture import Cut
+from services.runner.shard.cache_room import make_room
 
 WEIGHT_FILES: Final = "model*.safetensors"
 
@@ -55,10 +56,12 @@ class ShardModel:
 
     def forward(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         """The hidden states after this shard, a row for each token or row of `inputs`; `cache` grows by as many."""
+        make_room(cache, inputs.shape[0])
         return self._pieces.hidden(inputs[None], cache)[0]
 
     def forward_batch(self, inputs: mx.array, caches: list[Any]) -> mx.array:
         """As `forward`, where each token or row of `inputs` is of another sequence, in the order of `caches`."""
+        make_room(caches, 1)
         return self._pieces.hidden(inputs[:, None], caches)[:, 0]
 
     def scores(self, hidden: mx.array) -> mx.array:
