@@ -12,7 +12,8 @@ import asyncio
 import shutil
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ import structlog
 from services import rpc
 from services.clock import Clock
 from services.model_folder import ModelFolderError, StoredFile
+from services.runner.model_files import TURN_SECONDS
 from services.runner.partial_model import (
     HEADER_BYTES_MAX,
     HEADER_LENGTH_BYTES,
@@ -34,10 +36,13 @@ from services.runner.partial_model import (
     tensor_ranges,
     without,
 )
-from ullage.v1 import dispatch_service_pb2, model_file_service_pb2, model_file_service_pb2_grpc
+from ullage.v1 import dispatch_service_pb2, model_file_service_pb2, model_file_service_pb2_grpc, model_pb2
 
 CHUNK_SECONDS: Final = 15.0
 """Without a chunk: the source is gone, or too slow to wait for."""
+
+PIECE_BYTES: Final = 8 << 20
+"""Asked for at once, so that many nodes that fetch from one take turns, and each gets on within a minute."""
 
 KEEP_BYTES: Final = 32 << 20
 """After so many bytes the disk is waited for: at most this much is fetched twice."""
@@ -67,12 +72,18 @@ class _Fetch:
     progress: Progress
     files: tuple[StoredFile, ...] = ()
     needed: dict[str, list[Range]] = field(default_factory=dict)
+    """Of every file; empty until that is known."""
 
     def done_bytes(self) -> int:
         return self.total_bytes() - sum(map(_size, self.missing().values()))
 
     def total_bytes(self) -> int:
         return sum(map(_size, self.needed.values()))
+
+    def tell(self, unkept_bytes: int = 0) -> None:
+        """Say how far it is, once that is known: whoever has 0 of 0 bytes is taken for one that fetches nothing."""
+        if self.needed:
+            self.progress(self.done_bytes() + unkept_bytes, self.total_bytes())
 
     def missing(self) -> dict[str, list[Range]]:
         missing = {name: without(ranges, self.folder.held(name)) for name, ranges in self.needed.items()}
@@ -88,6 +99,8 @@ class Fetcher:
         self._clock = clock
         self._writing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By digest: two shards of one model share a folder."""
+        self._queued: defaultdict[str, list[Progress]] = defaultdict(list)
+        """Of the shards that wait for a folder, by digest: how another gets on is told to each."""
 
     async def fetch(self, assignment: dispatch_service_pb2.Assignment, progress: Progress) -> Path:
         """The folder with what the shard needs. Raises FetchError."""
@@ -97,8 +110,8 @@ class Fetcher:
                 f"{assignment.model.model_id} is not on this node, nor on another that is known: "
                 "run `ullage models add` on one"
             )
-        async with self._writing[assignment.model.digest]:
-            fetch = _Fetch(assignment, PartialModel(self._models_dir, assignment.model), progress)
+        async with self._turn(assignment, progress) as tell:
+            fetch = _Fetch(assignment, PartialModel(self._models_dir, assignment.model), tell)
             try:
                 await asyncio.to_thread(fetch.folder.open)
                 await self._from_any(fetch, sources)
@@ -112,6 +125,33 @@ class Fetcher:
             except ModelFolderError as error:
                 raise FetchError(str(error)) from error
             return fetch.folder.path
+
+    @asynccontextmanager
+    async def _turn(self, assignment: dispatch_service_pb2.Assignment, progress: Progress) -> AsyncIterator[Progress]:
+        """The model's folder to itself, and where to tell how far it is: to those also that wait for it meanwhile.
+
+        Without that, the other ranks would give up on one that waits for longer than they let it stand still.
+        """
+        lock, queued = self._writing[assignment.model.digest], self._queued[assignment.model.digest]
+        layers = assignment.model.layers[assignment.shard.first_layer : assignment.shard.end_layer]
+        own_bytes = sum(layer.weight.stored_bytes for layer in layers)
+
+        def of_another(done_bytes: int, total_bytes: int) -> None:
+            progress(done_bytes, total_bytes + own_bytes)
+
+        def tell(done_bytes: int, total_bytes: int) -> None:
+            for each in (progress, *queued):
+                each(done_bytes, total_bytes)
+
+        queued.append(of_another)
+        try:
+            await lock.acquire()
+        finally:
+            queued.remove(of_another)
+        try:
+            yield tell
+        finally:
+            lock.release()
 
     async def _from_any(self, fetch: _Fetch, sources: Sequence[dispatch_service_pb2.Peer]) -> None:
         """Ask one source after the other, again and again while bytes arrive."""
@@ -137,7 +177,7 @@ class Fetcher:
             stub = model_file_service_pb2_grpc.ModelFileServiceStub(channel)
             await self._find_out(fetch, stub)
             await asyncio.to_thread(self._check_room, fetch)
-            fetch.progress(fetch.done_bytes(), fetch.total_bytes())
+            fetch.tell()
             for name, ranges in fetch.missing().items():
                 for wanted in ranges:
                     await self._bring(fetch, stub, name, wanted)
@@ -153,11 +193,13 @@ class Fetcher:
         )
         await asyncio.to_thread(fetch.folder.lay_out, fetch.files)
         cut = Cut.of(model, fetch.assignment.shard)
+        needed: dict[str, list[Range]] = {}
         for file in fetch.files:
             if file.name.endswith(WEIGHTS_SUFFIX):
-                fetch.needed[file.name] = tensor_ranges(await self._header(fetch, stub, file), cut)
+                needed[file.name] = tensor_ranges(await self._header(fetch, stub, file), cut)
             else:
-                fetch.needed[file.name] = joined([Range(0, file.size_bytes)])
+                needed[file.name] = joined([Range(0, file.size_bytes)])
+        fetch.needed = needed
 
     async def _header(self, fetch: _Fetch, stub: Any, file: StoredFile) -> bytes:
         length = Range(0, min(HEADER_LENGTH_BYTES, file.size_bytes))
@@ -188,33 +230,46 @@ class Fetcher:
             await self._bring(fetch, stub, name, missing)
 
     async def _bring(self, fetch: _Fetch, stub: Any, name: str, wanted: Range) -> None:
-        """Fetch a range; what of it has arrived is kept, however this ends."""
-        model, at, kept = fetch.assignment.model, wanted.begin, wanted.begin
-        call = stub.FetchModelFile(
-            model_file_service_pb2.FetchModelFileRequest(
-                model_id=model.model_id,
-                digest=model.digest,
-                file_name=name,
-                offset=wanted.begin,
-                length=wanted.end - wanted.begin,
-            )
-        )
+        """Fetch a range; what of it has arrived is kept, however this ends, and told: a slow way is not a stuck one."""
+        at, kept = wanted.begin, wanted.begin
         try:
-            while at < wanted.end:
-                async with asyncio.timeout(CHUNK_SECONDS):
-                    chunk = await call.read()
-                data = _checked(chunk, wanted.end - at)
-                await asyncio.to_thread(fetch.folder.write, name, at, data)
-                at += len(data)
-                if at - kept >= KEEP_BYTES:
-                    await asyncio.to_thread(fetch.folder.keep, name, Range(kept, at))
-                    kept = at
-                    fetch.progress(fetch.done_bytes(), fetch.total_bytes())
+            async with aclosing(_chunks(fetch.assignment.model, stub, name, wanted)) as chunks:
+                async for data in chunks:
+                    await asyncio.to_thread(fetch.folder.write, name, at, data)
+                    at += len(data)
+                    if at - kept >= KEEP_BYTES:
+                        await asyncio.to_thread(fetch.folder.keep, name, Range(kept, at))
+                        kept = at
+                    fetch.tell(at - kept)
         finally:
-            call.cancel()
             if at > kept:
                 await asyncio.to_thread(fetch.folder.keep, name, Range(kept, at))
-                fetch.progress(fetch.done_bytes(), fetch.total_bytes())
+                fetch.tell()
+
+
+async def _chunks(model: model_pb2.Model, stub: Any, name: str, wanted: Range) -> AsyncGenerator[bytes, None]:
+    """The bytes of a range as they arrive, asked for piece by piece."""
+    at = wanted.begin
+    while at < wanted.end:
+        piece_end = min(at + PIECE_BYTES, wanted.end)
+        call = stub.FetchModelFile(
+            model_file_service_pb2.FetchModelFileRequest(
+                model_id=model.model_id, digest=model.digest, file_name=name, offset=at, length=piece_end - at
+            )
+        )
+        # Others may be served first.
+        bound_seconds = TURN_SECONDS + CHUNK_SECONDS
+        try:
+            while at < piece_end:
+                async with asyncio.timeout(bound_seconds):
+                    chunk = await call.read()
+                data = _checked(chunk, piece_end - at)
+                yield data
+                at, bound_seconds = at + len(data), CHUNK_SECONDS
+        except TimeoutError:
+            raise TimeoutError(f"nothing arrived within {bound_seconds:g} s") from None
+        finally:
+            call.cancel()
 
 
 class _DamagedError(Exception):
@@ -237,4 +292,4 @@ def _size(ranges: Sequence[Range]) -> int:
 def _words(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name} {error.details()}"
-    return str(error) or f"nothing arrived within {CHUNK_SECONDS:g} s"
+    return str(error)

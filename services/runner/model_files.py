@@ -23,13 +23,16 @@ CHUNK_BYTES: Final = 1 << 20
 AT_ONCE_MAX: Final = 4
 """Files sent at once: more would only share the disk and the cable, which answers need too."""
 
+TURN_SECONDS: Final = 30.0
+"""For one of those to be over: whoever asks meanwhile is served in turn, as all ask for little at once."""
+
 
 class ModelFileServicer(model_file_service_pb2_grpc.ModelFileServiceServicer):
     """ModelFileService over one models directory."""
 
     def __init__(self, models_dir: Path) -> None:
         self._models_dir = models_dir
-        self._sending = 0
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def ListModelFiles(
         self, request: model_file_service_pb2.ListModelFilesRequest, context: Any
@@ -60,16 +63,21 @@ class ModelFileServicer(model_file_service_pb2_grpc.ModelFileServiceServicer):
                 f"{file.name} has {file.size_bytes:,} bytes: there are none at {request.offset + request.length:,}",
                 "NO_SUCH_BYTES",
             )
-        if self._sending >= AT_ONCE_MAX:
-            raise _error(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{AT_ONCE_MAX} files are being fetched here: try again", "BUSY"
-            )
-        self._sending += 1
+        await self._turn()
         try:
             async for chunk in _chunks(folder / file.name, request.offset, request.length):
                 yield chunk
         finally:
-            self._sending -= 1
+            self._turns.release()
+
+    async def _turn(self) -> None:
+        """Wait until there is room for another file to be sent, those first that asked first. Raises RpcError."""
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            busy = f"{AT_ONCE_MAX} files have been under way here for {TURN_SECONDS:g} s: try again"
+            raise _error(grpc.StatusCode.RESOURCE_EXHAUSTED, busy, "BUSY") from None
 
     def _found(self, model_id: str, digest: str) -> tuple[Path, tuple[StoredFile, ...]]:
         """The model's folder and its files. Raises RpcError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import zlib
@@ -13,10 +14,11 @@ import pytest
 
 from services import model_folder, rpc
 from services.clock import SystemClock
-from services.runner import model_files, models, partial_model
+from services.runner import model_fetch, model_files, models, partial_model
 from services.runner.model_fetch import Fetcher, FetchError
 from services.runner.partial_model import PARTIAL_FOLDER, Cut, Range, joined, without
 from tests.runner.shard import tiny_weights
+from tests.runner.told import until
 from ullage.v1 import dispatch_service_pb2, model_file_service_pb2, model_file_service_pb2_grpc, model_pb2
 
 FIRST, END = 1, 3
@@ -31,11 +33,16 @@ class Source:
         self.sent_bytes = 0
         self.breaks_after_bytes: int | None = None
         self.damages = 0
+        self.asked = 0
+        self.goes_on = asyncio.Event()
+        """Cleared, nothing more is sent than the beginning of what is asked for."""
+        self.goes_on.set()
 
     async def ListModelFiles(self, request: Any, context: Any) -> Any:
         return await self.inner.ListModelFiles(request, context)
 
     async def FetchModelFile(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.asked += 1
         async for chunk in self.inner.FetchModelFile(request, context):
             for at in range(0, len(chunk.data), 4096):
                 part = chunk.data[at : at + 4096]
@@ -48,6 +55,7 @@ class Source:
                     self.damages -= 1
                     response.crc32 ^= 1
                 yield response
+                await self.goes_on.wait()
 
 
 @pytest.fixture
@@ -151,6 +159,85 @@ async def test_a_damaged_chunk_is_fetched_again(
     path, _ = await fetch(tmp_path / "here", assignment(model, source[1]))
 
     model_folder.verify(path, model)
+
+
+async def test_bytes_are_told_as_they_arrive_long_before_the_disk_has_them(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    _, said = await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    done = [done_bytes for done_bytes, _ in said]
+    assert done == sorted(done)
+    assert len(set(done)) >= model.layers[FIRST].weight.stored_bytes // 4096
+
+
+async def test_nobody_is_told_that_all_is_there_before_it_is_known_what_there_is_to_get(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    _, said = await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    assert {total_bytes for _, total_bytes in said} == {source[0].sent_bytes}
+    assert [done_bytes == total_bytes for done_bytes, total_bytes in said].index(True) >= len(said) - 2
+
+
+async def test_a_piece_is_asked_for_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(model_fetch, "PIECE_BYTES", 10_000)
+    path, said = await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    model_folder.verify(path, model)
+    assert source[0].sent_bytes == said[-1][1]
+    assert source[0].asked >= source[0].sent_bytes // 10_000
+
+
+async def test_a_shard_that_waits_for_another_of_the_same_model_tells_how_that_one_gets_on(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    fetcher = Fetcher("here", tmp_path, SystemClock())
+    await asyncio.gather(
+        fetcher.fetch(assignment(model, source[1], first=1, end=2), lambda *said: told.append(("first", *said))),
+        fetcher.fetch(assignment(model, source[1], first=2, end=4), lambda *said: told.append(("second", *said))),
+    )
+
+    waited = told[: told.index(next(each for each in told if each[0] == "first" and each[1] == each[2])) + 1]
+    second_bytes = sum(layer.weight.stored_bytes for layer in model.layers[2:4])
+    first = [(done_bytes, total_bytes + second_bytes) for name, done_bytes, total_bytes in waited if name == "first"]
+    second = [(done_bytes, total_bytes) for name, done_bytes, total_bytes in waited if name == "second"]
+    assert len(second) > 1
+    assert second == first[: len(second)]
+    assert told[-1][0] == "second"
+    assert told[-1][1] == told[-1][2]
+
+
+async def test_more_nodes_than_are_served_at_once_wait_for_their_turn(
+    model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    source[0].goes_on.clear()
+    count = model_files.AT_ONCE_MAX + 3
+    fetches = [
+        asyncio.create_task(fetch(tmp_path / str(number), assignment(model, source[1]))) for number in range(count)
+    ]
+    await until(lambda: source[0].asked >= count)
+    source[0].goes_on.set()
+
+    for path, said in await asyncio.gather(*fetches):
+        model_folder.verify(path, model)
+        assert said[-1][0] == said[-1][1]
+
+
+async def test_a_source_that_has_no_turn_to_give_within_its_bound_says_so(
+    monkeypatch: pytest.MonkeyPatch, model: model_pb2.Model, whole: Path
+) -> None:
+    monkeypatch.setattr(model_files, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(model_files, "AT_ONCE_MAX", 0)
+    request = model_file_service_pb2.FetchModelFileRequest(
+        model_id=model.model_id, digest=model.digest, file_name=WEIGHTS, length=1
+    )
+
+    with pytest.raises(rpc.RpcError, match="under way here for 0 s: try again"):
+        await anext(model_files.ModelFileServicer(whole.parent).FetchModelFile(request, None))
 
 
 async def test_what_has_changed_on_the_sources_disk_is_not_sent(
