@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -20,7 +23,13 @@ ModelsDirOption = Annotated[
     typer.Option("--models-dir", envvar="ULLAGE_MODELS_DIR", help="Where models lie, one folder for each."),
 ]
 
+OVERRIDE_VARIABLE: Final = "OVERRIDE_MEMORY"
+"""What a probe takes for --memory where that is not given, in GiB."""
+
 ANY_PORT: Final = "127.0.0.1:0"
+
+READING_SECONDS_MAX: Final = 60.0
+"""A probe reads in a moment, once Python has started."""
 
 
 @dataclass(frozen=True)
@@ -55,3 +64,22 @@ class LocalNode:
         options = (("--master", self.master), ("--listen", listen), ("--state-dir", self.state_dir), *own)
         given = [part for name, value in options if value is not None for part in (name, str(value))]
         return (*given, "--insecure") if self.insecure else tuple(given)
+
+
+async def equal_part(nodes: int) -> str:
+    """What each of so many nodes on this machine may give, as `--memory` takes it, so that they give no byte twice.
+
+    Each would measure the whole machine, and know nothing of what the others were promised. It is a part of what is
+    available now, or of all there is where that is unknown or, for the moment, nothing.
+    """
+    command = [sys.executable, "-m", "services.probe", "--once", "--json"]
+    probe = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(READING_SECONDS_MAX):
+            said, _ = await probe.communicate()
+    except TimeoutError:
+        probe.kill()
+        await probe.wait()
+        said = b""
+    available_bytes = int(json.loads(said or b"{}").get("balanced_available_bytes", 0))
+    return str(available_bytes // nodes) if available_bytes else f"{100 // nodes}%"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -34,6 +34,8 @@ class _Cluster:
     insecure: bool
     verbose: bool
     as_json: bool
+    in_parts: bool = False
+    """`memory` is each node's part of the machine's, and not what somebody asked for."""
 
 
 def up(
@@ -54,9 +56,9 @@ def up(
 ) -> None:
     """Start a master and some nodes on this machine; Ctrl-C stops them all.
 
-    --memory is what each node may give, so that a small machine can play a cluster. When a process ends by itself,
-    everything is stopped and its last lines are shown. With --json the first line on stdout tells that all is ready,
-    and where the master listens.
+    --memory is what each node may give, so that a small machine can play a cluster; without it, several nodes give an
+    equal part each of what is available when they start. When a process ends by itself, everything is stopped and its
+    last lines are shown. With --json the first line on stdout tells that all is ready, and where the master listens.
 
     Example: `ullage up --nodes 3 --memory 450MiB`
     """
@@ -65,6 +67,8 @@ def up(
 
 
 async def _up(cluster: _Cluster) -> None:
+    if cluster.nodes > 1 and cluster.memory is None and not os.environ.get(local_node.OVERRIDE_VARIABLE):
+        cluster = replace(cluster, memory=await local_node.equal_part(cluster.nodes), in_parts=True)
     async with Processes(verbose=cluster.verbose) as processes:
         [address] = await processes.start([_master(cluster)])
         started = await processes.start(
@@ -123,6 +127,10 @@ def _welcome(cluster: _Cluster, address: str, state: state_pb2.ClusterState) -> 
     out = console()
     out.print(f"master at {address}, {cluster.nodes} node{'s' if cluster.nodes > 1 else ''}; Ctrl-C stops them\n")
     out.print(tables.nodes(state))
+    if cluster.in_parts:
+        out.print(
+            "each gives an equal part of what this machine had available; --memory SIZE says otherwise", markup=False
+        )
     steps = ["ullage models add smollm2-135m", "ullage place smollm2-135m", 'ullage generate smollm2-135m "Hello"']
     if address != connection.DEFAULT_MASTER:
         steps.insert(0, f"export ULLAGE_MASTER={address}")

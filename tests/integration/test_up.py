@@ -95,6 +95,14 @@ def test_it_says_when_everything_is_ready_and_stops_it_all_when_asked(up: Up) ->
     assert gone(list(services.values()))
 
 
+def test_several_nodes_on_one_machine_give_no_byte_twice(start: Start) -> None:
+    nodes = json.loads(start("--nodes", "2", "--json").first_line())["state"]["nodes"]
+    given = [int(node["memory"]["balanced_available_bytes"]) for node in nodes]
+    assert given[0] == given[1] > 0
+    assert sum(given) <= int(nodes[0]["memory"]["ram_total_bytes"])
+    assert all("MEMORY_FLAG_OVERRIDDEN" in node["memory"]["flags"] for node in nodes)
+
+
 def test_a_service_that_dies_stops_everything_and_is_named_with_its_last_lines(up: Up) -> None:
     up.first_line()
     services = up.services()
