@@ -14,7 +14,7 @@ from typing import Final
 
 from services.model_folder import description, formulas, manifest
 from services.model_folder.admission import ADMITTED, REFUSED, Architecture, refusal
-from services.model_folder.by_name import Part, part_of
+from services.model_folder.by_name import Part, is_matrix_of_head, is_unused, part_of
 from services.model_folder.checksums import check_tensors
 from services.model_folder.errors import ModelFolderError
 from services.model_folder.manifest import (
@@ -46,6 +46,8 @@ __all__ = [
     "describe",
     "digest_of",
     "hash_files",
+    "is_matrix_of_head",
+    "is_unused",
     "model_paths",
     "part_of",
     "read_manifest",

@@ -23,7 +23,7 @@ Part: TypeAlias = int | Literal["embedding", "head"]
 """A layer by its number, what comes before the layers, or what comes after them."""
 
 FLOAT_NAMES: Final[Mapping[str, str]] = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
-UNUSED: Final = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
+_UNUSED: Final = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
 """Tensors of older files that the runtime computes by itself."""
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
@@ -46,6 +46,16 @@ class Weights(NamedTuple):
     head: model_pb2.Weight
     tied_embedding: bool
     stored_as: str
+
+
+def is_unused(name: str) -> bool:
+    """Whether the tensor is one of an older file that the runtime computes by itself, and is not to be given."""
+    return _UNUSED.search(name) is not None
+
+
+def is_matrix_of_head(name: str) -> bool:
+    """Whether the tensor is of what makes scores of the last hidden state; where the embedding does, it is a copy."""
+    return _MATRIX_OF_HEAD.search(name) is not None
 
 
 def part_of(name: str) -> Part | None:
@@ -79,9 +89,9 @@ def _packing_in_words(packing: tuple[int, int]) -> str:
 def weigh(config: Config, tensors: Mapping[str, Tensor]) -> Weights:
     """The weights of the model made of `tensors`. Raises ModelFolderError for one that is of no part."""
     scale = _Scale(config, tensors)
-    is_tied = config.says_tied or not any(_MATRIX_OF_HEAD.search(name) for name in tensors)
+    is_tied = config.says_tied or not any(map(is_matrix_of_head, tensors))
     for name, tensor in tensors.items():
-        if not UNUSED.search(name) and not (is_tied and _MATRIX_OF_HEAD.search(name)):
+        if not is_unused(name) and not (is_tied and is_matrix_of_head(name)):
             scale.add(name, tensor)
     empty = [str(index) for index in range(config.layers) if index not in scale.sums]
     if empty or "embedding" not in scale.sums:

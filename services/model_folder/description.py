@@ -11,7 +11,7 @@ from typing import Final
 
 from services.model_folder import architectures, by_name
 from services.model_folder.architectures import Module
-from services.model_folder.by_name import FLOAT_NAMES, UNUSED, Weights, in_words
+from services.model_folder.by_name import FLOAT_NAMES, Weights, in_words, is_unused
 from services.model_folder.config import Config, read_config
 from services.model_folder.errors import ModelFolderError
 from services.model_folder.safetensors import Tensor, read_header
@@ -140,7 +140,7 @@ class _Scale:
     def check_nothing_left(self) -> None:
         """Raises ModelFolderError for a tensor that is no part of the model: the runtime would refuse it."""
         ignored = {"lm_head.weight", "lm_head.scales", "lm_head.biases"} if self._config.tied_embedding else set()
-        left = sorted(name for name in self._tensors.keys() - self._seen - ignored if not UNUSED.search(name))
+        left = sorted(name for name in self._tensors.keys() - self._seen - ignored if not is_unused(name))
         if left:
             others = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
             raise ModelFolderError(

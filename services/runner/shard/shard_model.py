@@ -20,6 +20,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear, quantize
 from mlx.utils import tree_flatten, tree_map
 
+from services import model_folder
 from services.runner.shard import architecture
 from services.runner.shard.architecture import Cut
 from services.runner.shard.cache_room import make_room
@@ -125,9 +126,11 @@ def _bind(model: Any, config: architecture.Config, folder: Path) -> None:
     weights: dict[str, mx.array] = {}
     for path in sorted(folder.glob(WEIGHT_FILES)):
         loaded: Any = mx.load(str(path))
-        weights.update(loaded)
+        weights.update((name, array) for name, array in loaded.items() if not model_folder.is_unused(name))
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
+    if config.get("tie_word_embeddings") is True:
+        weights = _without_copy_of_head(model, weights)
     if "quantization" in config:
         _quantise_like(model, config["quantization"], weights)
     try:
@@ -137,6 +140,17 @@ def _bind(model: Any, config: architecture.Config, folder: Path) -> None:
             f"the weights in {folder.name} are not those its config.json describes: {error}"
         ) from error
     model.eval()
+
+
+def _without_copy_of_head(model: Any, weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The weights of a model whose head is its embedding, without the copy that some files hold besides."""
+    flat: Any = tree_flatten(model.parameters())
+    known = {name for name, _ in flat}
+    return {
+        name: array
+        for name, array in weights.items()
+        if not model_folder.is_matrix_of_head(name) or f"{name.rpartition('.')[0]}.weight" in known
+    }
 
 
 def _quantise_like(model: Any, quantization: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:

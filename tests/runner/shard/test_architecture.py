@@ -193,6 +193,57 @@ def test_weights_of_another_shape_than_the_config_says_are_refused(tmp_path: Pat
         loaded(folder)
 
 
+def with_more(folder: Path, **more: mx.array) -> Path:
+    """The model in `folder` with tensors added to its file."""
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    mx.save_safetensors(str(folder / "model.safetensors"), {**weights, **more})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        # Those that the runtime throws away by itself, and some of the many that it would not know.
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("qwen3", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("stablelm", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("internlm2", "model.layers.0.attention.rotary_emb.inv_freq"),
+        ("gpt_bigcode", "transformer.h.0.attn.bias"),
+    ],
+)
+def test_what_the_runtime_computes_by_itself_may_be_in_the_files_as_it_is_not_weighed(
+    model_type: str, name: str, tmp_path: Path
+) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", model_type)
+    plain, scores = run(loaded(folder))
+    weighed = tiny_weights.prepared(folder).layers[0].weight
+    with_more(folder, **{name: mx.ones((8,))})
+    assert tiny_weights.prepared(folder).layers[0].weight == weighed
+    tokens, same = run(loaded(folder, 2))
+    assert tokens == plain
+    assert all(bool(mx.array_equal(*both)) for both in zip(scores, same, strict=True))
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize("model_type", ["llama", "exaone4", "phi3", "starcoder2", "gemma2"])
+def test_a_copy_of_the_head_in_the_files_of_a_tied_model_is_left_where_it_is(
+    model_type: str, bits: int | None, tmp_path: Path
+) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", model_type, bits=bits, tie_word_embeddings=True)
+    plain, _ = run(loaded(folder))
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    copy = {
+        f"lm_head.{name.rpartition('.')[2]}": array
+        for name, array in weights.items()
+        if model_folder.part_of(name) == "embedding"
+    }
+    with_more(folder, **copy)
+    model = tiny_weights.prepared(folder)
+    assert model.tied_embedding
+    assert model.head.parameters <= 128
+    assert run(loaded(folder, 2))[0] == plain
+
+
 def test_loading_tells_how_many_bytes_are_in_memory(tmp_path: Path) -> None:
     folder = tiny_weights.write(tmp_path / "tiny")
     told: list[tuple[int, int]] = []
