@@ -264,6 +264,10 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     [
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by 'gptq', which is not understood"),
         ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "by mode 'mxfp4', which is not understood"),
+        (
+            {"quantization": {"bits": 4, "group_size": 32, "model.layers.1.mlp.up_proj": {"mode": "mxfp4"}}},
+            "by mode 'mxfp4', which is not understood",
+        ),
         ({"hidden_size": None}, "config.json says hidden_size is None, which is no size: copy it again"),
         ({"num_hidden_layers": -2}, "config.json says num_hidden_layers is -2, which is no size"),
         ({"num_hidden_layers": 10**9}, "config.json says num_hidden_layers is 1000000000, which is no size"),
@@ -279,6 +283,23 @@ def test_a_config_that_makes_no_sense_is_refused(tmp_path: Path, config: dict[st
 def test_packed_weights_without_a_word_in_config_json_are_refused(tmp_path: Path) -> None:
     folder = tiny_models.write(tmp_path, quantized(tensors(), "model.layers.0.mlp.up_proj"))
     assert "the quantisation of model.layers.0.mlp.up_proj in model.safetensors is not understood" in refusal(folder)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 16), (8, 64), (4, 32)])
+def test_groups_that_the_runtime_does_not_unpack_are_refused(
+    model_type: str, bits: int, group_size: int, tmp_path: Path
+) -> None:
+    content = quantized(tensors(), "model.layers.0.mlp.up_proj", bits=bits, group_size=group_size)
+    folder = tiny_models.write(
+        tmp_path, content, model_type=model_type, quantization={"bits": bits, "group_size": group_size}
+    )
+    if group_size == 16:
+        assert "the quantisation of model.layers.0.mlp.up_proj in model.safetensors is not understood" in refusal(
+            folder
+        )
+    else:
+        assert described(folder).quantization == f"{bits}-bit, groups of {group_size}"
 
 
 def test_config_json_that_is_no_json_is_refused(tmp_path: Path) -> None:

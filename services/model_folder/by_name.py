@@ -22,6 +22,10 @@ from ullage.v1 import model_pb2
 Part: TypeAlias = int | Literal["embedding", "head"]
 """A layer by its number, what comes before the layers, or what comes after them."""
 
+BITS: Final = frozenset({2, 3, 4, 5, 6, 8})
+GROUP_SIZES: Final = frozenset({32, 64, 128})
+"""What the runtime unpacks: with others a folder would be taken, and no shard of it would start."""
+
 FLOAT_NAMES: Final[Mapping[str, str]] = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 _UNUSED: Final = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$")
 """Tensors of older files that the runtime computes by itself."""
@@ -170,7 +174,13 @@ class _Scale:
         group_size = _group_size(self.config.quantization or {}, module)
         columns = scales.shape[-1] * group_size if scales.shape else 0
         bits, odd_bits = divmod(weight.shape[-1] * 32, columns) if columns and weight.shape else (0, 1)
-        if odd_bits or not 2 <= bits <= 8 or weight.dtype != "U32" or weight.shape[:-1] != scales.shape[:-1]:
+        if (
+            odd_bits
+            or bits not in BITS
+            or group_size not in GROUP_SIZES
+            or weight.dtype != "U32"
+            or weight.shape[:-1] != scales.shape[:-1]
+        ):
             raise ModelFolderError(
                 f"the quantisation of {module} in {weight.file_name} is not understood: {weight.dtype} "
                 f"{list(weight.shape)} with scales {scales.dtype} {list(scales.shape)}; take an MLX conversion "

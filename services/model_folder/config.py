@@ -129,9 +129,12 @@ def _quantization(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What config.json says of packed weights; how each one is packed, its own shape says."""
     said = values.get("quantization")
     if said is not None:
-        mode = said.get("mode", "affine") if isinstance(said, dict) else None
-        if mode != "affine":
-            raise _not_understood(f"mode {mode!r}")
+        # Of all, and of single parts that are packed in another way.
+        parts = [said, *said.values()] if isinstance(said, dict) else []
+        modes = [part.get("mode", "affine") for part in parts if isinstance(part, dict)] or [None]
+        for mode in modes:
+            if mode != "affine":
+                raise _not_understood(f"mode {mode!r}")
         return dict(said)
     foreign = values.get("quantization_config")
     if foreign is not None:

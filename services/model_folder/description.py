@@ -11,7 +11,7 @@ from typing import Final
 
 from services.model_folder import architectures, by_name
 from services.model_folder.architectures import Module
-from services.model_folder.by_name import FLOAT_NAMES, Weights, in_words, is_unused
+from services.model_folder.by_name import BITS, FLOAT_NAMES, GROUP_SIZES, Weights, in_words, is_unused
 from services.model_folder.config import Config, read_config
 from services.model_folder.errors import ModelFolderError
 from services.model_folder.safetensors import Tensor, read_header
@@ -21,7 +21,6 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 KV_ALLOCATION_STEP_TOKENS: Final = 256
 """Tokens by which MLX's cache grows."""
 
-_QUANTIZED_BITS: Final = frozenset({2, 3, 4, 5, 6, 8})
 _SCALE_DTYPES: Final = frozenset({"F16", "BF16", "F32"})
 
 
@@ -208,7 +207,8 @@ def _packing(weight: Tensor, scales: Tensor, biases: Tensor, shape: tuple[int, .
     understood = (
         not odd_bits
         and not odd_numbers
-        and bits in _QUANTIZED_BITS
+        and bits in BITS
+        and group_size in GROUP_SIZES
         and weight.shape[0] == scales.shape[0] == rows
         and weight.dtype == "U32"
         and scales.dtype in _SCALE_DTYPES
