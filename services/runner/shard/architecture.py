@@ -46,7 +46,14 @@ def admit(config: Config) -> model_folder.Architecture:
 def build(config: Config) -> Any:
     """mlx-lm's model for `config`, with its weights not yet made. Raises UnsupportedModelError."""
     module = runtime_module(admit(config).module or str(config["model_type"]))
-    return module.Model(module.ModelArgs.from_dict(dict(config)))
+    try:
+        return module.Model(module.ModelArgs.from_dict(dict(config)))
+    except Exception as error:
+        # Each of the runtime's models has words of its own for what it misses or cannot take.
+        raise UnsupportedModelError(
+            f"config.json of this {config['model_type']} says what the runtime cannot make a model of "
+            f"({type(error).__name__}: {error}): copy it again from where the model came from"
+        ) from error
 
 
 def runtime_module(name: str) -> Any:

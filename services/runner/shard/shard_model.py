@@ -30,6 +30,9 @@ WEIGHT_FILES: Final = "model*.safetensors"
 BLOCK_BYTES: Final = 8 << 20
 """Of the floats that a packed weight is widened to at once: MLX takes as much again, and more, for what is between."""
 
+_FLOAT_TAG: Final = "__float__"
+_FLOATS: Final = ("Infinity", "-Infinity", "NaN")
+
 WeightForm = Literal["float32", "stored"]
 Progress = Callable[[int, int], None]
 """Called with the bytes that are in memory and the bytes that will be."""
@@ -76,8 +79,15 @@ class ShardModel:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = (folder / "config.json").read_text(encoding="utf-8")
+    config: dict[str, Any] = json.loads(text, object_hook=_untagged)
     return config
+
+
+def _untagged(values: dict[str, Any]) -> Any:
+    """`values`, or the number they stand for: newer files write {"__float__": "Infinity"}, as JSON has no such number."""
+    tag = values.get(_FLOAT_TAG)
+    return float(tag) if len(values) == 1 and tag in _FLOATS else values
 
 
 def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Progress) -> ShardModel:

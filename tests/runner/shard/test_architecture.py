@@ -7,6 +7,7 @@ given a prompt in two chunks and then four tokens, each the likeliest.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable
 from itertools import pairwise
@@ -190,6 +191,28 @@ def test_weights_of_another_shape_than_the_config_says_are_refused(tmp_path: Pat
     config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(config.replace('"intermediate_size": 96', '"intermediate_size": 128'))
     with pytest.raises(ModelLoadError, match="the weights in tiny are not those its config"):
+        loaded(folder)
+
+
+def reconfigured(folder: Path, **changes: Any) -> Path:
+    """The model in `folder` with another config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def test_a_number_that_json_has_no_word_for_is_read_as_newer_files_write_it(tmp_path: Path) -> None:
+    folder = tiny_weights.write(tmp_path / "tiny", "mamba2", time_step_limit=[0.0, float("inf")])
+    plain, _ = run(loaded(folder))
+    reconfigured(folder, time_step_limit=[0.0, {"__float__": "Infinity"}])
+    assert run(loaded(folder))[0] == plain
+
+
+def test_a_config_that_the_runtime_makes_no_model_of_is_refused_with_what_it_said(tmp_path: Path) -> None:
+    folder = reconfigured(tiny_weights.write(tmp_path / "tiny"), rope_scaling={"rope_type": "llama3"})
+    with pytest.raises(
+        UnsupportedModelError, match=r"config.json of this llama .*\(KeyError: 'factor'\): copy it again"
+    ):
         loaded(folder)
 
 
