@@ -81,13 +81,30 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The model's config.json."""
     text = (folder / "config.json").read_text(encoding="utf-8")
     config: dict[str, Any] = json.loads(text, object_hook=_untagged)
-    return config
+    return {**_rotation(config), **config}
 
 
 def _untagged(values: dict[str, Any]) -> Any:
-    """`values`, or the number they stand for: newer files write {"__float__": "Infinity"}, as JSON has no such number."""
+    """`values`, or the number they stand for: JSON has no infinity, and newer files write {"__float__": "Infinity"}."""
     tag = values.get(_FLOAT_TAG)
     return float(tag) if len(values) == 1 and tag in _FLOATS else values
+
+
+def _rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What newer files say of rotary positions in `rope_parameters`, by the names that the runtime reads it by.
+
+    Most of its models know no others, and would turn by what is usual for their type, and answer nonsense.
+    """
+    said = config.get("rope_parameters")
+    if not isinstance(said, dict):
+        return {}
+    # Where layers slide, either for all of them or for each kind.
+    whole, sliding = said.get("full_attention", said), said.get("sliding_attention")
+    found = {key: whole[key] for key in ("rope_theta", "partial_rotary_factor") if whole.get(key) is not None}
+    found["rope_scaling"] = None if whole.get("rope_type", "default") == "default" else whole
+    if isinstance(sliding, dict) and "rope_theta" in sliding:
+        found["rope_local_base_freq"] = sliding["rope_theta"]
+    return found
 
 
 def load(folder: Path, cut: Cut, form: WeightForm, *, on_cpu: bool, progress: Progress) -> ShardModel:

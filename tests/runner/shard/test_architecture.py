@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -194,10 +194,11 @@ def test_weights_of_another_shape_than_the_config_says_are_refused(tmp_path: Pat
         loaded(folder)
 
 
-def reconfigured(folder: Path, **changes: Any) -> Path:
+def reconfigured(folder: Path, without: Collection[str] = (), **changes: Any) -> Path:
     """The model in `folder` with another config.json."""
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    kept = {key: value for key, value in config.items() if key not in without}
+    (folder / "config.json").write_text(json.dumps({**kept, **changes}))
     return folder
 
 
@@ -206,6 +207,50 @@ def test_a_number_that_json_has_no_word_for_is_read_as_newer_files_write_it(tmp_
     plain, _ = run(loaded(folder))
     reconfigured(folder, time_step_limit=[0.0, {"__float__": "Infinity"}])
     assert run(loaded(folder))[0] == plain
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "older", "newer"),
+    [
+        ("llama", {"rope_theta": 500.0}, {"rope_theta": 500.0, "rope_type": "default"}),
+        ("qwen3", {"rope_theta": 500.0}, {"rope_theta": 500.0, "rope_type": "default"}),
+        # Without it by its older name the runtime made no model of this type.
+        (
+            "glm4_moe",
+            {"rope_theta": 500.0, "partial_rotary_factor": 0.25},
+            {"rope_theta": 500.0, "rope_type": "default", "partial_rotary_factor": 0.25},
+        ),
+        ("mistral", {"rope_theta": 500.0, "rope_scaling": LINEAR}, {"rope_theta": 500.0, **LINEAR}),
+        (
+            "phi",
+            {"rope_theta": 500.0, "partial_rotary_factor": 0.25},
+            {"rope_theta": 500.0, "rope_type": "default", "partial_rotary_factor": 0.25},
+        ),
+        (
+            "gemma3_text",
+            {"rope_theta": 500.0, "rope_local_base_freq": 50.0, "rope_scaling": LINEAR},
+            {
+                "full_attention": {"rope_theta": 500.0, **LINEAR},
+                "sliding_attention": {"rope_theta": 50.0, "rope_type": "default"},
+            },
+        ),
+    ],
+)
+def test_rotary_positions_are_read_from_newer_files_as_from_older_ones(
+    model_type: str, older: dict[str, Any], newer: dict[str, Any], tmp_path: Path
+) -> None:
+    usual = tiny_weights.write(tmp_path / "usual", model_type)
+    _, as_usual = run(loaded(usual))
+    names = ("rope_theta", "rope_local_base_freq", "rope_scaling", "partial_rotary_factor")
+    before = reconfigured(tiny_weights.write(tmp_path / "before", model_type), **older)
+    since = reconfigured(tiny_weights.write(tmp_path / "since", model_type), without=names, rope_parameters=newer)
+    _, expected = run(loaded(before))
+    _, scores = run(loaded(since, 2))
+    assert all(bool(mx.array_equal(*both)) for both in zip(expected, scores, strict=True))
+    assert not any(bool(mx.array_equal(*both)) for both in zip(expected, as_usual, strict=True))
 
 
 def test_a_config_that_the_runtime_makes_no_model_of_is_refused_with_what_it_said(tmp_path: Path) -> None:
