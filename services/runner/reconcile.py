@@ -2,7 +2,7 @@
 
 Rules this module lives by:
 - A shard that runs and is wanted is left alone: a new master, or the same one again, disturbs nothing.
-- A shard that has ended is never started again while it is wanted: the master may not have heard of its end
+- A shard that has failed is never started again while it is wanted: the master may not have heard of its end
   yet, and what failed is the operator's to place again.
 """
 

@@ -30,6 +30,9 @@ class Shards:
         """Start what is wanted and not there, stop what is there and not wanted, for the reason given if one is."""
         if self._closed:
             return
+        for key in [key for key, shard in self._shards.items() if shard.status.phase == model_pb2.SHARD_PHASE_UNLOADED]:
+            # It ended as the master wished. One that wants it has an older copy of its log, and means it.
+            del self._shards[key]
         todo = steps(wanted, {key: shard.ended for key, shard in self._shards.items()})
         for key in todo.forget:
             del self._shards[key]

@@ -6,9 +6,10 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import grpc
@@ -175,6 +176,41 @@ async def test_a_shard_that_ends_while_the_master_is_away_is_told_later_and_not_
                 "failed while RUNNING: its process ended: killed by SIGKILL"
             )
             assert shard_processes() == []
+
+
+async def test_a_master_with_an_older_copy_of_its_log_gets_what_that_wants_and_hears_what_it_lacks(
+    tmp_path: Path, tiny_models_dir: Path, tiny_model: model_pb2.Model, kept_address: str
+) -> None:
+    log_path, older = tmp_path / "events.db", tmp_path / "older.db"
+    async with AsyncExitStack() as runners:
+        async with start_master(tmp_path, kept_address) as before:
+            starting = start_runner(before.address, tmp_path / "n1", tiny_models_dir)
+            runner = await runners.enter_async_context(starting)
+            await run_one(before.cluster, runner, tiny_model)
+            await place(before.cluster, "i2", tiny_model, runner.profile.node_id)
+            with closing(sqlite3.connect(log_path)) as log, closing(sqlite3.connect(older)) as copy:
+                log.backup(copy)
+            await until(lambda: before.cluster.state.instances["i2"].state == model_pb2.INSTANCE_STATE_RUNNING)
+            await before.cluster.append(event_pb2.Fact(instance_released=event_pb2.InstanceReleased(instance_id="i1")))
+            await until(lambda: before.cluster.state.instances["i1"].state == model_pb2.INSTANCE_STATE_RELEASED)
+            await until(lambda: runner.outbox.empty)
+        for path in tmp_path.glob("events.db*"):  # noqa: ASYNC240 - nothing else runs here
+            path.unlink()
+        older.rename(log_path)
+
+        async with start_master(tmp_path, kept_address) as after:
+            await until(lambda: runner.session.connected)
+            # That one loads is known to nobody but the log: what runs says so again.
+            await until(lambda: after.cluster.state.instances["i2"].state == model_pb2.INSTANCE_STATE_RUNNING)
+            # That one was released is known to nobody any more: it is started again.
+            await until(
+                lambda: (
+                    (shard := runner.shards.find("i1", 0)) is not None
+                    and shard.status.phase == model_pb2.SHARD_PHASE_RUNNING
+                )
+            )
+            assert after.cluster.state.instances["i1"].state == model_pb2.INSTANCE_STATE_RUNNING
+            assert await generate(runner, "and again") == "andagain"
 
 
 async def test_a_runner_that_is_stopped_says_so_of_its_shards(
