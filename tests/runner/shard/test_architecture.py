@@ -6,6 +6,7 @@ given a prompt in two chunks and then four tokens, each the likeliest.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -167,6 +168,10 @@ def test_every_type_of_the_runtime_is_admitted_or_refused_with_a_reason() -> Non
     assert spec.submodule_search_locations is not None
     files = Path(spec.submodule_search_locations[0], "models").glob("*.py")
     types = {file.stem for file in files if re.search(r"^class ModelArgs", file.read_text(), re.MULTILINE)}
+    utils = Path(spec.submodule_search_locations[0], "utils.py").read_text()
+    # And those that it computes by the module of another type.
+    [others] = re.findall(r"^MODEL_REMAPPING = (\{.*?^\})", utils, re.MULTILINE | re.DOTALL)
+    types |= set(ast.literal_eval(others))
     assert types - set(model_folder.ADMITTED) - set(model_folder.REFUSED) == set()
     assert set(model_folder.ADMITTED) & set(model_folder.REFUSED) == set()
 

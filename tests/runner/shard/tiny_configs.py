@@ -365,7 +365,18 @@ OF_TYPE: Final[dict[str, dict[str, Any]]] = {
     "youtu_llm": _LATENT,
 }
 
+ALIKE: Final = {
+    "falcon_mamba": "mamba",
+    "iquestcoder": "mistral",
+    "joyai_llm_flash": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+    "minimax_m2": "minimax",
+    "xverse": "mistral",
+}
+"""Types that the runtime computes as it does another."""
+
 
 def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
     """A config.json of `model_type`."""
-    return {**CONFIG, "model_type": model_type, **OF_TYPE.get(model_type, {}), **changes}
+    alike = ALIKE.get(model_type, model_type)
+    return {**CONFIG, "model_type": model_type, **OF_TYPE.get(alike, {}), **changes}
