@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from services import model_folder
 from services.cli.failure import CommandError, ExitCode
 from services.cli.model_progress import Steps
 from services.cli.model_source import Source, hashed
+from services.cli.model_workplace import workplace
 from services.model_folder import ModelFolderError
 from ullage.v1 import model_pb2
 
@@ -82,9 +82,9 @@ def remove(models_dir: Path, model_id: str) -> bool:
     folder = models_dir / model_id
     if not _ID.fullmatch(model_id) or not (folder / model_folder.MANIFEST_FILE).is_file():
         return False
-    with tempfile.TemporaryDirectory(dir=models_dir, prefix=f".{model_id}.") as temporary:
+    with workplace(models_dir, model_id) as temporary:
         # Renamed first, so that nobody finds half of it.
-        folder.rename(Path(temporary) / "removed")
+        folder.rename(temporary / "removed")
     return True
 
 
@@ -107,14 +107,14 @@ def _standing(folder: Path) -> model_pb2.Model | None:
 
 def _make(source: Source, models_dir: Path, model_id: str, steps: Steps) -> model_pb2.Model:
     models_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=models_dir, prefix=f".{model_id}.") as temporary:
+    with workplace(models_dir, model_id) as temporary:
         # A level deeper than models lie, so that no runner takes it for one.
-        made = Path(temporary) / "made"
+        made = temporary / "made"
         source.fill(made, steps)
         files = hashed(made, steps, "checksums")
         model = model_folder.describe(made, model_id=model_id, source=source.label(steps), files=files)
         model_folder.write_manifest(made, model, files)
-        _put(made, models_dir / model_id, Path(temporary))
+        _put(made, models_dir / model_id, temporary)
     return model
 
 

@@ -158,6 +158,41 @@ def test_a_model_that_cannot_run_leaves_nothing_behind(
     assert (list(models.iterdir()), known.models) == ([], {})
 
 
+HOLDS_A_WORKPLACE = """
+import sys
+from pathlib import Path
+from services.cli.model_workplace import workplace
+with workplace(Path(sys.argv[1]), "tiny") as folder:
+    (folder / "half of a model").write_text("as it was")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no folder can be locked there")
+def test_what_a_killed_command_left_goes_with_the_next_and_what_another_works_on_stays(
+    source: Path, models: Path
+) -> None:
+    models.mkdir(parents=True, exist_ok=True)
+
+    def at_work() -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDS_A_WORKPLACE, str(models)]
+        return subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    with at_work() as working, at_work() as killed:
+        folders = []
+        for process in (working, killed):
+            assert process.stdout is not None
+            folders.append(Path(process.stdout.readline().strip()))
+        killed.kill()
+        killed.wait()
+        model_store.prepare(FolderSource(source), models, "tiny", SILENT)
+        assert [folder.exists() for folder in folders] == [True, False]
+        # It ends as it would, and leaves nothing.
+        working.communicate()
+    assert sorted(path.name for path in models.iterdir()) == ["tiny"]
+
+
 def test_a_gguf_file_is_converted_once(tmp_path: Path, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gguf = tiny_gguf.write(tmp_path / "Tiny.Q4_1.gguf")
     assert run(["models", "add", str(gguf), "--offline"]) == 0
