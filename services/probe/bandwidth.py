@@ -67,12 +67,15 @@ class Bandwidth:
         await self._roomy.wait()
         try:
             self._bytes_per_second = await _ask()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             self._failures.add("memory bandwidth", error)
 
 
 async def _ask() -> int:
-    """What another process measures. Raises OSError or ValueError where it says no number in time."""
+    """What another process measures. Raises OSError or ValueError where it says no number in time.
+
+    RuntimeError where no thread may be started, which asyncio waits for the process with.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

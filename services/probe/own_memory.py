@@ -14,6 +14,8 @@ from typing import Final
 
 import psutil
 
+from services.probe.reading import added
+
 FOLDER_NAME: Final = "shards"
 _READINGS_PER_NAMES: Final = 8
 _SHARD_MODULE: Final = "services.runner.shard"
@@ -46,13 +48,19 @@ class OwnMemory:
         self._readings_until_names = 0
 
     def read(self) -> int | None:
-        """Resident bytes of all shards that run, 0 where there are none; None where no runner ever kept a folder."""
+        """Resident bytes of all shards that run, 0 where there are none. Never raises.
+
+        None where no runner ever kept a folder, and where one of them cannot be looked at.
+        """
         names = self._listed()
         if names is None:
             return None
-        self._shards = {name: shard for name in names if (shard := self._shard(name)) is not None}
+        try:
+            self._shards = {name: shard for name in names if (shard := self._shard(name)) is not None}
+        except OSError:  # psutil lets through that no file can be opened any more.
+            return None
         self._strangers.intersection_update(names)
-        return sum(self._resident_bytes(name) for name in names if name in self._shards)
+        return added(*[self._resident_bytes(name) for name in names if name in self._shards])
 
     def _listed(self) -> list[str] | None:
         """The names in the folder, as they were at the last of every eighth reading."""
@@ -77,7 +85,7 @@ class OwnMemory:
         self._strangers.add(name)
         return None
 
-    def _resident_bytes(self, name: str) -> int:
+    def _resident_bytes(self, name: str) -> int | None:
         try:
             return int(self._shards[name].memory_info().rss)
         except psutil.NoSuchProcess:
@@ -85,5 +93,5 @@ class OwnMemory:
             del self._shards[name]
             self._strangers.add(name)
             return 0
-        except psutil.Error:
-            return 0
+        except (psutil.Error, OSError):
+            return None

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from services.clock import SystemClock
 from services.probe import bandwidth
 from services.probe.bandwidth import Bandwidth
 from services.probe.darwin import hardware_ports
+from services.probe.darwin.commands import Commands
 from services.probe.darwin.hardware_ports import HardwarePorts
+from services.probe.darwin.helper import MacmonHelper
+from services.probe.darwin.sampler import Seen
 from services.probe.failures import Failures
 from services.probe.gpu.amd import AmdGpus
 from services.probe.gpu.memory import gpu
@@ -339,6 +347,40 @@ def test_whoever_gets_the_number_of_a_shard_that_died_is_no_shard(tmp_path: Path
     assert [own.read() for _ in range(8)] == [0] * 8
     put(tmp_path / "shards/77", "")  # The runner has cleared the folder, and started one under this number again.
     assert [own.read() for _ in range(8)][-1] == 4096
+
+
+def test_without_a_file_to_be_had_the_own_memory_is_unknown_and_nobody_falls(tmp_path: Path) -> None:
+    put(tmp_path / "shards/77", "")
+    process = SimpleNamespace(memory_info=Mock(return_value=Figures(rss=4096)))
+    look = Mock(return_value=True, side_effect=OSError(errno.EMFILE, "Too many open files"))
+    own = OwnMemory(tmp_path, is_own=look, process=lambda _: cast("psutil.Process", process))
+    assert own.read() is None
+    look.side_effect = None
+    assert own.read() == 4096  # It was not taken for a stranger meanwhile.
+    process.memory_info.side_effect = OSError(errno.EMFILE, "Too many open files")
+    assert own.read() is None
+    process.memory_info.side_effect = None
+    assert own.read() == 4096
+
+
+async def test_a_machine_that_gives_no_more_threads_leaves_the_helpers_out_and_the_probe_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    failures = Failures()
+    assert Commands(FakeClock(), failures).read() == Seen({})
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", Mock(side_effect=RuntimeError("can't start new thread")))
+    speed = Bandwidth(failures)
+    speed.fill(node_pb2.SystemSample(memory=node_pb2.MemorySample(ram_available_bytes=8 * GIB)))
+    await speed.run()
+    helpers = (MacmonHelper(SystemClock(), failures, command=("true",)), HardwarePorts(SystemClock(), failures))
+    running = [asyncio.create_task(helper.run()) for helper in helpers]
+    await asyncio.sleep(0)  # Each takes its first step, and waits for the next try.
+    assert not any(task.done() for task in running)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert failures.counts.keys() == {"vm_stat", "memory bandwidth", "macmon", "networksetup"}
 
 
 def test_a_process_that_is_none_is_no_shard() -> None:

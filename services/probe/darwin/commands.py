@@ -49,7 +49,8 @@ class Commands:
         """What they said within the last seconds, and nothing before they have; runs them again meanwhile."""
         if self._running is None or not self._running.is_alive():
             self._running = threading.Thread(target=self.ask, name="vm_stat", daemon=True)
-            self._running.start()
+            # Where there may be no more threads, what was said last has to do.
+            self._failures.guard("vm_stat", self._running.start)
         return self._said if self._clock.monotonic() - self._said_at_s <= AGE_SECONDS_MAX else Seen({})
 
     def ask(self) -> None:

@@ -65,7 +65,7 @@ class HardwarePorts:
         while True:
             try:
                 self._kinds = parse(await self._ask())
-            except (OSError, TimeoutError) as error:
+            except (OSError, RuntimeError) as error:  # RuntimeError where asyncio may start no thread to wait with.
                 self._failures.add("networksetup", error)
             await self._clock.sleep(PERIOD_SECONDS)
 

@@ -98,7 +98,7 @@ class MacmonHelper:
                 stderr=asyncio.subprocess.DEVNULL,
                 limit=LINE_BYTES_MAX,
             )
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # No more processes, or threads for asyncio to wait for one with.
             self._failures.add("macmon", error)
             return False
         heard = False
