@@ -32,7 +32,11 @@ def check_tensors(
     """
     try:
         with path.open("rb") as file:
-            for name, place in tensor_places(path).items():
+            places = tensor_places(path)
+            lost = next((name for name in crc32s if needs(name) and name not in places), None)
+            if lost is not None:
+                raise ModelFolderError(f"{path.name} has no tensor {lost} any more: run `ullage models add` again")
+            for name, place in places.items():
                 if name in crc32s and needs(name) and _crc32(file, *place, on_piece=on_piece) != crc32s[name]:
                     raise ModelFolderError(
                         f"tensor {name} in {path.name} is damaged, its checksum is another than when the model was "

@@ -115,15 +115,10 @@ class Fetcher:
             try:
                 await asyncio.to_thread(fetch.folder.open)
                 await self._from_any(fetch, sources)
-                cut = Cut.of(assignment.model, assignment.shard)
-                for file in fetch.files:
-                    await asyncio.to_thread(fetch.folder.check, file, cut)
             except OSError as error:
                 raise FetchError(
                     f"the model cannot be kept in {self._models_dir}: {error.strerror or error}"
                 ) from error
-            except ModelFolderError as error:
-                raise FetchError(str(error)) from error
             return fetch.folder.path
 
     @asynccontextmanager
@@ -154,14 +149,17 @@ class Fetcher:
             lock.release()
 
     async def _from_any(self, fetch: _Fetch, sources: Sequence[dispatch_service_pb2.Peer]) -> None:
-        """Ask one source after the other, again and again while bytes arrive."""
+        """Ask one source after the other, again and again while bytes arrive; no more one whose model is damaged."""
         idle_tries, said = 0, ""
-        while idle_tries < IDLE_TRIES_MAX:
+        sources = list(sources)
+        while sources and idle_tries < IDLE_TRIES_MAX:
             before = fetch.done_bytes()
-            for source in sources:
+            for source in tuple(sources):
                 try:
                     await self._from(fetch, source)
-                except (grpc.aio.AioRpcError, TimeoutError, _DamagedError) as error:
+                except (grpc.aio.AioRpcError, TimeoutError, _DamagedError, ModelFolderError) as error:
+                    if isinstance(error, ModelFolderError):
+                        sources.remove(source)
                     said = f"node {source.node_id} at {source.address}: {_words(error)}"
                     log.warning("model not fetched", model=fetch.assignment.model.model_id, source=said)
                 else:
@@ -181,6 +179,9 @@ class Fetcher:
             for name, ranges in fetch.missing().items():
                 for wanted in ranges:
                     await self._bring(fetch, stub, name, wanted)
+        cut = Cut.of(fetch.assignment.model, fetch.assignment.shard)
+        for file in fetch.files:
+            await asyncio.to_thread(fetch.folder.check, file, cut)
 
     async def _find_out(self, fetch: _Fetch, stub: Any) -> None:
         """Learn which files there are, and which of their bytes are needed."""
@@ -196,7 +197,12 @@ class Fetcher:
         needed: dict[str, list[Range]] = {}
         for file in fetch.files:
             if file.name.endswith(WEIGHTS_SUFFIX):
-                needed[file.name] = tensor_ranges(await self._header(fetch, stub, file), cut)
+                try:
+                    needed[file.name] = tensor_ranges(await self._header(fetch, stub, file), cut, file.size_bytes)
+                except ModelFolderError:
+                    # Held, it would be read again each time, also once the source's file is whole.
+                    await asyncio.to_thread(fetch.folder.forget, file.name)
+                    raise
             else:
                 needed[file.name] = joined([Range(0, file.size_bytes)])
         fetch.needed = needed
@@ -205,7 +211,7 @@ class Fetcher:
         length = Range(0, min(HEADER_LENGTH_BYTES, file.size_bytes))
         await self._bring_missing(fetch, stub, file.name, length)
         header_bytes = int.from_bytes(await asyncio.to_thread(fetch.folder.read, file.name, length), "little")
-        if not 0 < header_bytes <= min(HEADER_BYTES_MAX, file.size_bytes):
+        if not 0 < header_bytes <= min(HEADER_BYTES_MAX, file.size_bytes - HEADER_LENGTH_BYTES):
             raise ModelFolderError(f"{file.name} does not begin like a safetensors file")
         whole = Range(0, HEADER_LENGTH_BYTES + header_bytes)
         await self._bring_missing(fetch, stub, file.name, whole)

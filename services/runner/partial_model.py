@@ -62,7 +62,7 @@ class Cut(NamedTuple):
                 return True
 
 
-def tensor_ranges(header: bytes, cut: Cut) -> list[Range]:
+def tensor_ranges(header: bytes, cut: Cut, size_bytes: int) -> list[Range]:
     """The ranges of a weights file that `cut` needs, its header among them. `header` begins with its own length.
 
     Raises ModelFolderError for what is no header.
@@ -75,8 +75,11 @@ def tensor_ranges(header: bytes, cut: Cut) -> list[Range]:
             for name, entry in entries.items()
             if name != "__metadata__" and cut.needs(name)
         ]
+        inside = all(data_at <= begin <= end <= size_bytes for begin, end in ranges)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ModelFolderError(f"what was fetched is no safetensors file: {error!r}") from error
+    if not inside:
+        raise ModelFolderError("what was fetched is no safetensors file: a tensor lies outside of it")
     return joined([Range(0, data_at), *ranges])
 
 
@@ -157,6 +160,11 @@ class PartialModel:
         self._held[name] = joined([*self.held(name), written])
         self._store_held()
 
+    def forget(self, name: str) -> None:
+        """Take nothing of a file for held any more."""
+        self._held.pop(name, None)
+        self._store_held()
+
     def _store_held(self) -> None:
         temporary = self.path / f".{HELD_FILE}"
         temporary.write_text(json.dumps(self._held))
@@ -173,8 +181,7 @@ class PartialModel:
             elif self.held(file.name) == joined([Range(0, file.size_bytes)]):
                 self._check_whole(file)
         except ModelFolderError as error:
-            self._held.pop(file.name, None)
-            self._store_held()
+            self.forget(file.name)
             raise ModelFolderError(f"{file.name} was not fetched as it is in the model: {error}") from error
 
     def _check_whole(self, file: StoredFile) -> None:

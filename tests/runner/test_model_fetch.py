@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import zlib
 from collections.abc import AsyncIterator, Iterator
@@ -255,6 +256,52 @@ async def test_what_has_changed_on_the_sources_disk_is_not_sent(
     model_folder.verify(path, model)
 
 
+@pytest.mark.parametrize(
+    ("was", "became", "told"),
+    [
+        (b'{"', b'z"', r"node n0 at .*: what was fetched is no safetensors file"),
+        (b"data_offsets", b"data_offsetz", r"node n0 at .* entry for tensor .* makes no sense"),
+        (b"layers.1.mlp.up", b"layers.9.mlp.up", r"node n0 at .* has no tensor model\.layers\.1\.mlp\.up_proj\.weight"),
+    ],
+)
+async def test_a_header_that_has_changed_on_the_sources_disk_is_read_again_once_it_is_whole(
+    whole: Path,
+    model: model_pb2.Model,
+    source: tuple[Source, str],
+    tmp_path: Path,
+    was: bytes,
+    became: bytes,
+    told: str,
+) -> None:
+    data = (whole / WEIGHTS).read_bytes()
+    (whole / WEIGHTS).write_bytes(data.replace(was, became, 1))
+    with pytest.raises(FetchError, match=told):
+        await fetch(tmp_path / "here", assignment(model, source[1]))
+
+    (whole / WEIGHTS).write_bytes(data)
+    path, _ = await fetch(tmp_path / "here", assignment(model, source[1]))
+    model_folder.verify(path, model)
+
+
+async def test_what_one_sources_disk_has_damaged_is_fetched_from_the_next(
+    whole: Path, model: model_pb2.Model, source: tuple[Source, str], tmp_path: Path
+) -> None:
+    shutil.copytree(whole, tmp_path / "damaged" / "tiny")
+    flip(tmp_path / "damaged" / "tiny" / WEIGHTS, "model.layers.1.mlp.up_proj.weight")
+    server, damaged = rpc.Server(), Source(tmp_path / "damaged")
+    server.add(model_files.SERVICE, model_file_service_pb2_grpc.add_ModelFileServiceServicer_to_server, damaged)
+    port = await server.start("127.0.0.1:0")
+
+    path, _ = await fetch(tmp_path / "here", assignment(model, f"127.0.0.1:{port}", source[1]))
+
+    await server.stop(0)
+    assert damaged.sent_bytes
+    assert (
+        tensors(path / WEIGHTS)["model.layers.1.mlp.up_proj.weight"]
+        == (tensors(whole / WEIGHTS)["model.layers.1.mlp.up_proj.weight"])
+    )
+
+
 def test_what_has_changed_on_a_nodes_own_disk_is_found_by_the_shard_it_concerns(
     whole: Path, model: model_pb2.Model
 ) -> None:
@@ -345,4 +392,13 @@ def test_a_middle_rank_needs_neither_embedding_nor_head() -> None:
 
 def test_what_is_no_header_is_refused() -> None:
     with pytest.raises(model_folder.ModelFolderError, match="no safetensors"):
-        partial_model.tensor_ranges(b"\0" * 8 + b"nonsense", Cut(0, 1, 1, tied_embedding=False))
+        partial_model.tensor_ranges(b"\0" * 8 + b"nonsense", Cut(0, 1, 1, tied_embedding=False), 1 << 20)
+
+
+def test_a_tensor_outside_of_its_file_is_refused() -> None:
+    entries = b'{"model.norm.weight": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
+    header, cut = len(entries).to_bytes(8, "little") + entries, Cut(0, 1, 1, tied_embedding=False)
+    whole = len(header) + 16
+    assert partial_model.tensor_ranges(header, cut, whole) == [Range(0, whole)]
+    with pytest.raises(model_folder.ModelFolderError, match="a tensor lies outside of it"):
+        partial_model.tensor_ranges(header, cut, whole - 1)
