@@ -79,7 +79,7 @@ async def equal_part(nodes: int) -> str:
             said, _ = await probe.communicate()
     except TimeoutError:
         probe.kill()
-        await probe.wait()
+        await probe.communicate()
         said = b""
     available_bytes = int(json.loads(said or b"{}").get("balanced_available_bytes", 0))
     return str(available_bytes // nodes) if available_bytes else f"{100 // nodes}%"

@@ -31,12 +31,18 @@ _PREFIXES: Final[tuple[tuple[str, node_pb2.InterfaceKind.ValueType], ...]] = (
 _TUNNEL_TYPES: Final = frozenset({"512", "768", "769", "776", "778", "823", "65534"})
 """Linux's ARPHRD numbers of PPP, IP in IP, IPv6 in IPv6, SIT, GRE, GRE over IPv6, and no link layer at all."""
 
+INTERFACES_MAX: Final = 256
+"""A host of many containers has thousands, whose ends have link-local addresses: no master takes so large a message."""
+
 _MEGABITS_UNKNOWN: Final = frozenset({0, 65535, 4294967295})
 """What drivers say when they do not know: 0, or -1 read as unsigned."""
 
 
 def interfaces(root: Path) -> list[node_pb2.NetworkInterface]:
-    """One entry for each IP address of an interface that is up, by name. May raise whatever psutil does."""
+    """One entry for each IP address of an interface that is up, by name; of too many, those that others can reach.
+
+    May raise whatever psutil does.
+    """
     stats = psutil.net_if_stats()
     found: list[node_pb2.NetworkInterface] = []
     for name, addresses in sorted(psutil.net_if_addrs().items()):
@@ -47,7 +53,9 @@ def interfaces(root: Path) -> list[node_pb2.NetworkInterface]:
             for address in addresses
             if address.family in {socket.AF_INET, socket.AF_INET6}
         )
-    return found
+    if len(found) > INTERFACES_MAX:
+        found.sort(key=lambda each: each.link_local)
+    return found[:INTERFACES_MAX]
 
 
 def _interface(name: str, scoped: str, megabits: int, root: Path) -> node_pb2.NetworkInterface:

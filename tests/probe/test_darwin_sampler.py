@@ -118,7 +118,7 @@ def test_the_kernels_numbers_are_levels_or_unknown(
 def test_an_integer_of_the_kernel_has_four_or_eight_bytes() -> None:
     assert sysctl.number(b"\x02\0\0\0") == 2
     assert sysctl.number((48 * GIB).to_bytes(8, "little")) == 48 * GIB
-    assert [sysctl.number(value) for value in (b"", b"\x01", b"\xff" * 8)] == [None, None, None]
+    assert [sysctl.number(value) for value in (b"", b"\x01", b"\xff" * 8, b"\xff" * 4)] == [None] * 4
 
 
 def test_the_swap_structure_gives_what_is_left() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from services.clock import SystemClock
-from services.probe import bandwidth
+from services.probe import bandwidth, interfaces
 from services.probe.bandwidth import Bandwidth
 from services.probe.darwin import hardware_ports
 from services.probe.darwin.commands import Commands
@@ -381,6 +382,39 @@ async def test_a_machine_that_gives_no_more_threads_leaves_the_helpers_out_and_t
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     assert failures.counts.keys() == {"vm_stat", "memory bandwidth", "macmon", "networksetup"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["while :; do echo [; sleep 0.05; done", "while :; do echo [; done", "sleep 600; true"],
+    ids=["now and then", "without end", "behind a wrapper"],
+)
+async def test_a_macmon_that_says_nothing_that_is_understood_is_ended_and_counted(script: str) -> None:
+    failures = Failures()
+    command = ("sh", "-c", script)
+    helper = MacmonHelper(SystemClock(), failures, command=command, silence_seconds_max=0.5, restart_seconds_max=0.1)
+    running = asyncio.create_task(helper.run())
+    async with asyncio.timeout(60):
+        while failures.counts.get("macmon", 0) < 2:  # noqa: ASYNC110 - a counter tells nobody
+            await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_of_thousands_of_interfaces_those_that_others_reach_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends = {
+        f"a{number:04}": [SimpleNamespace(family=socket.AF_INET6, address=f"fe80::{number:x}")]
+        for number in range(2000)
+    }
+    reached = {"eth0": [SimpleNamespace(family=socket.AF_INET, address="192.168.1.9")]}
+    stats = SimpleNamespace(isup=True, speed=1000)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {**ends, **reached})
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: dict.fromkeys([*ends, *reached], stats))
+    told = interfaces.interfaces(tmp_path)
+    assert len(told) == interfaces.INTERFACES_MAX
+    assert told[0].address == "192.168.1.9"
 
 
 def test_a_process_that_is_none_is_no_shard() -> None:

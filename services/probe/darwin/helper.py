@@ -2,14 +2,18 @@
 
 Rules this module lives by:
 - What it said last counts while it is young; then it is as if it had said nothing.
-- A run that says nothing for `SILENCE_SECONDS_MAX` is killed and started anew, after a wait that grows.
+- A run that says nothing that is understood for `SILENCE_SECONDS_MAX` is killed and started anew, after a wait that
+  grows.
 - Its end, its silence and its absence are counted, and logged once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
+import signal
 from collections.abc import Sequence
 from typing import Final
 
@@ -97,25 +101,30 @@ class MacmonHelper:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
                 limit=LINE_BYTES_MAX,
+                start_new_session=True,  # A wrapper of it is ended with it.
             )
         except (OSError, RuntimeError) as error:  # No more processes, or threads for asyncio to wait for one with.
             self._failures.add("macmon", error)
             return False
-        heard = False
+        heard, heard_at_s = False, asyncio.get_running_loop().time()
         try:
-            while process.stdout is not None and (line := await self._line(process.stdout)):
-                heard = self._keep(line) or heard
+            while process.stdout is not None and (line := await self._line(process.stdout, heard_at_s)):
+                if self._keep(line):
+                    heard, heard_at_s = True, asyncio.get_running_loop().time()
         finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # What it still had to say is read: asyncio waits for a process until its pipe has come to its end.
+            await process.communicate()
         self._failures.add("macmon", RuntimeError(f"it ended with {process.returncode}"))
         return heard
 
-    async def _line(self, output: asyncio.StreamReader) -> bytes:
-        """The next line, b"" at the end, after too long a silence, or where a line never ends."""
+    async def _line(self, output: asyncio.StreamReader, heard_at_s: float) -> bytes:
+        """The next line, b"" at the end, where a line never ends, or too long after one that was understood."""
         try:
-            async with asyncio.timeout(self._silence_seconds_max):
+            async with asyncio.timeout_at(heard_at_s + self._silence_seconds_max):
+                # Lines that are there already are read in one turn of the loop, in which no time runs out.
+                await asyncio.sleep(0)
                 return await output.readline()
         except (TimeoutError, ValueError):
             return b""

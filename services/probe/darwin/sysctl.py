@@ -64,11 +64,11 @@ def level(value: int | None) -> node_pb2.PressureLevel.ValueType | None:
 
 
 def number(value: bytes) -> int | None:
-    """An integer of 4 or 8 bytes as the kernel writes it; None for any other size, and for more than 2^63."""
+    """An integer of 4 or 8 bytes as the kernel writes it; None for any other size, and for a negative one."""
     if len(value) not in {4, 8}:
         return None
-    read = int.from_bytes(value, "little")
-    return read if read < _BYTES_MAX else None
+    read = int.from_bytes(value, "little", signed=True)
+    return read if read >= 0 else None
 
 
 def swap(value: bytes) -> Swap:
