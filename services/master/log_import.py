@@ -10,8 +10,9 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from google.protobuf.message import DecodeError
 from google.protobuf.proto import parse_length_prefixed
@@ -50,15 +51,16 @@ def import_events(source: Path, log: Path) -> int:
     return last
 
 
-def _events(file: BinaryIO) -> Iterator[event_pb2.RecordedEvent]:
+def _events(file: BufferedReader) -> Iterator[event_pb2.RecordedEvent]:
     last = 0
+    # Looked at before it is read: a pipe does not go back.
+    may_be_json = file.peek(1).startswith(b"{")
     try:
         while (event := parse_length_prefixed(event_pb2.RecordedEvent, file)) is not None:  # type: ignore[arg-type]  # it takes any file
             yield event
             last = event.sequence
     except (DecodeError, ValueError) as error:
-        file.seek(0)
-        if not last and file.read(1) == b"{":
+        if may_be_json and not last:
             raise ImportFailed("it is JSON, in which not all of an event is: export it without --json") from error
         where = f"what follows event {last}" if last else "what it begins with"
         raise ImportFailed(f"{where} is no whole event; export it once more from where it came from") from error
